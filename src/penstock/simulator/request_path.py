@@ -34,6 +34,7 @@ from penstock.router.core.request_steps import (
     SendRequest,
     Step,
     StepResult,
+    StreamEnding,
 )
 from penstock.router.core.retries import Assignment, Effects, FailedTry, RefusalReason, RetryScope
 from penstock.simulator.fleet import SimulatedWorker
@@ -166,7 +167,7 @@ class RequestPath:
                 case AwaitOutage():
                     step, answer = None, None
                 case BuildContinuation():
-                    step, answer = None, self._rest(job)
+                    step, answer = None, self._build_continuation(job)
                 case Retry():
                     job.continuations += step.is_continuation
                     self._start_over(job)
@@ -266,10 +267,10 @@ class RequestPath:
         job.worker = job.decoder = ""
         job.dispatched_s = job.prefilled_s = None
 
-    def _rest(self, job: Job) -> Continuation:
+    def _build_continuation(self, job: Job) -> Continuation | StreamEnding:
         """Prepare the continuation of a broken stream: its prompt includes the tokens generated so far."""
         if job.emitted_tokens >= job.request.output_tokens:
-            return Continuation.COMPLETE
+            return StreamEnding(b"")
         self._chains.extend(job)
         return Continuation.READY
 
@@ -334,7 +335,7 @@ class RequestPath:
         self._succession.prefilled(job)
         if worker.role is Role.PREFILL:
             self._quit(worker, job)
-            self._go_on(job, PromptComputed(job.cached_tokens, has_kv=True))
+            self._go_on(job, PromptComputed(job.cached_tokens, kv=True))
 
     def _first_token(self, job: Job) -> None:
         now_s, is_first = self._now_s(), job.first_token_s is None

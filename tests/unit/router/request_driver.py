@@ -7,7 +7,6 @@ from penstock.router.core.build import SPLIT, TOGETHER, build_router
 from penstock.router.core.request import BROKEN, CONNECT, MOVED, RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
     CLIENT_DISCONNECTED,
-    RESPONSE_COMPLETE,
     AcquireWorker,
     AwaitOutage,
     AwaitPrefill,
@@ -18,6 +17,7 @@ from penstock.router.core.request_steps import (
     EndKind,
     PrefillFailed,
     PrefillFinished,
+    PrefillStarted,
     Problem,
     PromptComputed,
     RefusedAtCapacity,
@@ -27,6 +27,7 @@ from penstock.router.core.request_steps import (
     ResponseStarted,
     Retry,
     SendRequest,
+    StreamEnding,
 )
 from penstock.router.core.retries import (
     Assignment,
@@ -39,7 +40,8 @@ from penstock.router.core.retries import (
 from penstock.router.core.worker import WorkerSpec
 from penstock.router.policy.arrival import Arrival
 
-KV = PromptComputed(0, has_kv=True)
+KV = PromptComputed(0, kv="kv")
+RESPONSE_COMPLETE = ResponseStarted(is_stream=False)
 STREAM = ResponseStarted(is_stream=True, can_resume=True)
 DONE = None
 CRASH = "crash"
@@ -144,7 +146,7 @@ class Driver:
             name = "Prefill"
             if self.is_concurrent:
                 self.is_prefilling = True
-                return None
+                return PrefillStarted("kv", "prefill")
         if isinstance(step, SendRequest | AwaitPrefill) and self.is_prefilling:
             failed = self._end_prefill(left)
             if isinstance(step, AwaitPrefill) or failed is not None:
@@ -195,7 +197,7 @@ class Driver:
         for worker in self.core.pool:
             assert (worker.inflight_requests, worker.inflight_tokens) == (0, 0), worker.name
         assert not any(queue.waiting for queue in self.core.queues.values())
-        kept = [each for each in self.of(SendRequest) if each.role is Role.DECODE and each.reads_kv]
+        kept = [each for each in self.of(SendRequest) if each.role is Role.DECODE and each.kv is not None]
         assert self.machine._holds_kv is False
         assert self.machine._source is None
         assert len(self.of(ReleaseKv)) <= len(self.of(SendRequest)) - len(kept) + len(
@@ -228,7 +230,7 @@ SCRIPTS = {
         {"SendRequest": [FailedTry("timeout", RetryScope.ANYWHERE, is_timeout=True)] * 2},
         EndKind.FAILED,
     ),
-    "all said": ({"RelayStream": [CRASH], "BuildContinuation": [Continuation.COMPLETE]}, EndKind.SERVED),
+    "all said": ({"RelayStream": [CRASH], "BuildContinuation": [StreamEnding(b"")]}, EndKind.SERVED),
     "said what cannot continue": (
         {"RelayStream": [CRASH], "BuildContinuation": [Continuation.IMPOSSIBLE]},
         EndKind.FAILED,
@@ -242,7 +244,7 @@ SPLIT_SCRIPTS = SCRIPTS | {
         {"Prefill": [UNPROVEN], "SendRequest": [UNPROVEN, FailedTry("upstream_4xx", RetryScope.NOWHERE)]},
         EndKind.FAILED,
     ),
-    "prefill without KV": ({"Prefill": [PromptComputed(None, has_kv=False)]}, EndKind.SERVED),
+    "prefill without KV": ({"Prefill": [PromptComputed(None, kv=None)]}, EndKind.SERVED),
     "prefill at capacity": ({"Prefill": [Problem.AT_CAPACITY]}, EndKind.SERVED),
     "decode not reached": ({"SendRequest": [UNREACHED]}, EndKind.SERVED),
     "KV lost": ({"SendRequest": [Problem.KV_LOST]}, EndKind.SERVED),

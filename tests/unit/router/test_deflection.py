@@ -6,11 +6,11 @@ from penstock.api import Role, RouterConfig
 from penstock.router.core.build import build_router
 from penstock.router.core.request import RequestMachine, RequestPlan
 from penstock.router.core.request_steps import (
-    RESPONSE_COMPLETE,
     AcquireWorker,
     End,
     EndKind,
     ReleaseWorker,
+    ResponseStarted,
     SendRequest,
     SendResponse,
 )
@@ -163,8 +163,9 @@ def test_the_request_machine_has_the_decode_worker_answer_at_once():
     machine = RequestMachine(RequestPlan(Role.PREFILL, is_split=True), rules, RequestTries(), lambda: 0.0)
 
     assert machine.advance(None) == AcquireWorker(Role.PREFILL)
-    assert machine.advance(ask(core, "a")) == SendRequest(Role.DECODE, reads_kv=False)
-    end = machine.advance(RESPONSE_COMPLETE)
+    assignment = ask(core, "a")
+    assert machine.advance(assignment) == SendRequest(Role.DECODE, assignment)
+    end = machine.advance(ResponseStarted(is_stream=False))
 
     assert isinstance(end, End)
     assert end.kind is EndKind.SERVED

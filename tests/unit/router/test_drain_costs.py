@@ -59,7 +59,8 @@ class Drain:
         total, body = RecordedBytes(), {"model": "m", "prompt": "x", "stream": True, "max_tokens": limit}
         request = parse_completion("/v1/completions", b"application/json", orjson.dumps(body), model="m")
         for _ in range(STREAMS):
-            self.moves.follow(self._call(request, draining, total), Record(tokens=SAID))
+            meter = Record(tokens=SAID, assignment=Record(worker=draining))
+            self.moves.follow(self._call(request, total), meter, Record(break_off=self._leave))
         self.moves.tick()
         self.now_s = 11.0
 
@@ -67,18 +68,16 @@ class Drain:
         self.lookups += 1
         return arrival.tokens - self._cached
 
-    def _call(self, request, worker, total):
+    def _call(self, request, total):
         record = StreamRecord(request, total)
         for _ in range(3):
             record.append(b'data: {"id":"x","choices":[{"index":0,"text":" sea"}]}\n\n')
         return Record(
             resumable=ResumableStream(record, request),
-            assignment=Record(worker=worker),
             prompt_tokens=PROMPT,
             keyed=Record(),
             machine=Record(may_move=True),
             arrival=lambda *_: Record(tokens=PROMPT),
-            response=Record(break_off=self._leave),
         )
 
     def _leave(self, _error):
@@ -145,10 +144,8 @@ async def test_the_streams_of_a_dead_worker_are_read_one_a_turn_of_the_loop(harn
             turn += 1
             await asyncio.sleep(0)
 
-    read = StreamContinuations.read
-    monkeypatch.setattr(
-        StreamContinuations, "read", lambda self, call: (turns.append(turn), read(self, call))[1]
-    )
+    build = StreamContinuations.build
+    monkeypatch.setattr(StreamContinuations, "build", lambda *given: (turns.append(turn), build(*given))[1])
     for serial, worker in enumerate(workers):
         worker.otherwise = partial(speak, serial)
     asking = [asyncio.create_task(asked(router, "/v1/completions", user=str(each))) for each in range(40)]

@@ -7,6 +7,7 @@ from request_driver import (
     CRASH,
     KILLED,
     MEETING_SCRIPTS,
+    RESPONSE_COMPLETE,
     SCRIPTS,
     SPLIT_SCRIPTS,
     STREAM,
@@ -18,7 +19,6 @@ from penstock.api import Role
 from penstock.core.kv_transfers import TransferResult
 from penstock.router.core.request import BROKEN, MOVED, RequestPlan
 from penstock.router.core.request_steps import (
-    RESPONSE_COMPLETE,
     AcquireWorker,
     AwaitPrefill,
     BuildContinuation,
@@ -316,7 +316,7 @@ def test_decode_of_another_version_computes_the_prompt_itself():
         worker.version = worker.name
 
     assert driver.run({}).kind is EndKind.SERVED
-    assert [(each.role, each.reads_kv) for each in driver.of(SendRequest)] == [
+    assert [(each.role, each.kv is not None) for each in driver.of(SendRequest)] == [
         (Role.PREFILL, False),
         (Role.DECODE, False),
     ]

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from request_driver import MEETING_SCRIPTS, SCRIPTS, SPLIT_SCRIPTS, Driver
 
-from penstock.router.core.retries import (
-    FailedTry,
-)
+from penstock.router.core.request_steps import SendRequest
+from penstock.router.core.retries import FailedTry
 from penstock.router.core.worker import Worker
 
 
@@ -21,7 +20,12 @@ def in_words(driver):
 
 def _said(step):
     for name, value in zip(step._fields, step, strict=True):
-        if isinstance(value, FailedTry):
+        if name in ("assignment", "prefill", "response", "events"):
+            continue
+        if name == "kv":
+            if isinstance(step, SendRequest) and value is not None:
+                yield "reads_kv"
+        elif isinstance(value, FailedTry):
             yield value.reason
         elif isinstance(value, Worker):
             yield "a worker"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import cache
 from math import inf
 from typing import Any, Final, TypeAlias
 
@@ -57,9 +56,11 @@ from penstock.router.core.request_steps import (
     ReleaseWorker,
     ResponseStarted,
     Retry,
+    SendEnding,
     SendRequest,
     SendResponse,
     Step,
+    StreamEnding,
     StreamLost,
 )
 from penstock.router.core.retries import (
@@ -135,14 +136,6 @@ _Refused: TypeAlias = RefusalReason | Problem | End
 _StageSteps: TypeAlias = Generator[Step, Any, _Result]
 
 
-# Steps that are the same for every request are created once.
-_acquire, _send_request = cache(AcquireWorker), cache(SendRequest)
-_CONFIRM_LEASE: Final = ConfirmLease()
-_RELAY_STREAM: Final = RelayStream()
-_PREFILL_FINISHED: Final = PrefillFinished(None)
-_SEND_RESPONSE: Final = SendResponse()
-_RELEASE_WORKER: Final = ReleaseWorker()
-_RELEASE_PREFILL_WORKER: Final = ReleasePrefillWorker()
 _SERVED: Final = End(EndKind.SERVED)
 
 
@@ -174,9 +167,12 @@ class RequestMachine:
         "_has_first_token",
         "_holds_kv",
         "_is_streaming",
+        "_kv",
         "_last_death_s",
         "_now_s",
         "_plan",
+        "_prefill",
+        "_response",
         "_run_steps",
         "_source",
         "_step",
@@ -219,6 +215,11 @@ class RequestMachine:
         # decode worker has fetched it.
         self._source: Worker | None = None
         self._holds_kv = False
+        # Values of the driver that later steps need: the location of that KV, the prefill that runs concurrently, and the
+        # response of the assigned worker.
+        self._kv: Any = None
+        self._prefill: Any = None
+        self._response: Any = None
         # The assignment to the prefill worker that computes concurrently with decode, until that worker has answered.
         self._concurrent_prefill: Assignment[Any] | None = None
         self._has_first_token = self._is_streaming = False
@@ -313,8 +314,8 @@ class RequestMachine:
             result = yield from self._stage(Role.DECODE, self._generate)
         finally:
             if self._holds_kv:
-                self.steps.append(ReleaseKv())
-            self._source, self._holds_kv = None, False
+                self.steps.append(ReleaseKv(self._kv))
+            self._source, self._kv, self._holds_kv = None, None, False
         if result is RefusalReason.QUEUE_TIMEOUT:
             # The lease of the KV is not renewed while decode waits. The retry waits in the first stage's queue, without a
             # lease.
@@ -328,28 +329,33 @@ class RequestMachine:
             return
         if isinstance(result, PromptComputed):
             assignment.succeeded()
-            self.steps.append(ConcurrentPrefillFinished(result.cached_tokens))
+            self.steps.append(ConcurrentPrefillFinished(assignment, result.cached_tokens))
             self.rules.served(self.tries, assignment.worker, self._now_s())
-        self.steps.append(_RELEASE_PREFILL_WORKER)
+        self._release_prefill_worker(assignment)
+
+    def _release_prefill_worker(self, assignment: Assignment[Any]) -> None:
+        self.steps.append(ReleasePrefillWorker(assignment, self._prefill))
+        self._prefill = None
 
     def _prefill_concurrently(self) -> _StageSteps:
         """Run a prefill and a decode worker concurrently; try other prefill workers while they refuse for lack of capacity."""
         tries = self.tries
         while True:
-            got = yield _acquire(Role.PREFILL, self._is_retry, is_admission=False)
+            got = yield AcquireWorker(Role.PREFILL, self._is_retry)
             if isinstance(got, RefusalReason):
                 return got
             self._concurrent_prefill, worker = got, got.worker
             self._record_dispatch(got)
             try:
-                yield _send_request(Role.PREFILL, reads_kv=False)
+                self._kv, self._prefill = yield SendRequest(Role.PREFILL, got)
                 result = yield from self._stage(Role.DECODE, self._generate)
                 if result is None and self._concurrent_prefill is not None:
-                    yield AwaitPrefill()
+                    yield AwaitPrefill(self._prefill)
             finally:
                 if self._concurrent_prefill is not None:
-                    self.steps.append(_RELEASE_PREFILL_WORKER)
+                    self._release_prefill_worker(self._concurrent_prefill)
                     self._concurrent_prefill = None
+                self._kv = None
             if result is RefusalReason.QUEUE_TIMEOUT:
                 # The prefill worker does not keep the KV any longer than this either.
                 return FailedTry(QUEUE_TIMEOUT, RetryScope.ANYWHERE)
@@ -372,14 +378,15 @@ class RequestMachine:
         """
         tries, is_entry = self.tries, role is self._plan.entry
         while True:
-            got = yield _acquire(role, is_entry and self._is_retry, is_admission)
+            got = yield AcquireWorker(role, is_entry and self._is_retry, is_admission, self._kv)
             if isinstance(got, RefusalReason):
                 return got
             self._record_dispatch(got)
             try:
                 result = yield from serve(got)
             finally:
-                self.steps.append(_RELEASE_WORKER)
+                self.steps.append(ReleaseWorker(got, self._response))
+                self._response = None
             if result is not Problem.AT_CAPACITY:
                 return result
             is_admission, name = False, got.worker.name
@@ -403,13 +410,13 @@ class RequestMachine:
         if assignment.role is Role.DECODE:
             # Prefill deflection: the decode worker computes the prompt itself.
             return (yield from self._generate(assignment))
-        result: _Result = yield _send_request(assignment.role, reads_kv=False)
+        result: _Result = yield SendRequest(assignment.role, assignment)
         if isinstance(result, PromptComputed):
             assignment.succeeded()
-            self.steps.append(PrefillFinished(result.cached_tokens))
+            self.steps.append(PrefillFinished(assignment, result.cached_tokens))
             self.rules.served(self.tries, assignment.worker, self._now_s())
-            if result.has_kv:
-                self._source, self._holds_kv = assignment.worker, True
+            if result.kv is not None:
+                self._source, self._kv, self._holds_kv = assignment.worker, result.kv, True
             else:
                 self.steps.append(CountTransfer(TransferResult.NONE))
         return result
@@ -419,11 +426,13 @@ class RequestMachine:
         if reads_kv is None:
             return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
         is_concurrent = self._plan.is_concurrent and self._plan.is_split
-        result = yield _send_request(assignment.role, reads_kv=reads_kv or is_concurrent)
+        kv = self._kv if reads_kv or is_concurrent else None
+        result = yield SendRequest(assignment.role, assignment, kv, self._prefill)
         if not isinstance(result, ResponseStarted):
             return self._not_started(assignment, result, reads_kv=reads_kv)
+        self._response = result.response
         assignment.first_part_ok()
-        if reads_kv and not (yield _CONFIRM_LEASE):
+        if reads_kv and not (yield ConfirmLease(kv)):
             return FailedTry(LEASE_EXPIRED, RetryScope.ANYWHERE)
         if reads_kv and self._source is not None:
             transfer = KvTransfer(self._source, assignment.worker)
@@ -434,12 +443,12 @@ class RequestMachine:
             self.rules.served(self.tries, assignment.worker, self._now_s())
         if not result.is_stream:
             assignment.succeeded()
-            self.steps.append(_SEND_RESPONSE)
+            self.steps.append(SendResponse(result.response))
         else:
-            self.steps.append(_PREFILL_FINISHED)
+            self.steps.append(PrefillFinished(assignment, None))
             self._has_first_token, self._can_resume = True, result.can_resume
             self._is_streaming = True
-            failure: FailedTry | None = yield _RELAY_STREAM
+            failure: FailedTry | None = yield RelayStream(assignment, result.response)
             if failure is not None:
                 return failure
             assignment.succeeded()
@@ -580,7 +589,8 @@ class RequestMachine:
         why = why or self._why_lost(failure, now_s, counts=counts and not is_moved)
         if has_sent_tokens and not why:
             rest = yield BuildContinuation()
-            if rest is Continuation.COMPLETE:
+            if isinstance(rest, StreamEnding):
+                self.steps.append(SendEnding(rest.events))
                 return _SERVED
             why = "" if rest is Continuation.READY else "response"
         if why:

@@ -23,11 +23,13 @@ class AcquireWorker(NamedTuple):
         is_retry: Whether the request was admitted before (a retry), so that no limit on new requests applies.
         is_admission: Whether the limits on new requests have to be checked here, because the request is sent to a decode
             worker without a prefill worker before it.
+        kv: Location of the prompt's KV that the worker should be able to fetch (`PromptComputed.kv`); None if there is none.
     """
 
     role: Role
     is_retry: bool = False
     is_admission: bool = False
+    kv: Any = None
 
 
 class SendRequest(NamedTuple):
@@ -35,17 +37,22 @@ class SendRequest(NamedTuple):
 
     The driver is the code that does the I/O for a request. It sends back `PromptComputed` for a prefill, else `ResponseStarted` (the
     response has started); or a `Problem`, or a `FailedTry`, which the driver also reports to the worker's circuit breaker.
-    If prefill and decode run concurrently, a prefill is only started and the driver sends back None: the outcome of the
-    prefill comes as the event `ConcurrentPrefillEnded`, and if the prefill fails before decode's first token, the driver
+    If prefill and decode run concurrently, a prefill is only started and the driver sends back `PrefillStarted`: the outcome
+    of the prefill comes as the event `ConcurrentPrefillEnded`, and if the prefill fails before decode's first token, the driver
     answers the step of decode with `PrefillFailed`.
 
     Attributes:
-        role: Role of the assigned worker.
-        reads_kv: Whether the worker fetches the prompt's KV from a prefill worker; otherwise it computes the prompt.
+        role: Role of the stage: prefill, or that of the workers that generate the response.
+        assignment: The request's assignment to the worker.
+        kv: Location of the prompt's KV, which the worker fetches from a prefill worker (`PromptComputed.kv`); None if the
+            worker computes the prompt.
+        prefill: The concurrent prefill (`PrefillStarted.prefill`) on which the decode depends; None if there is none.
     """
 
     role: Role
-    reads_kv: bool
+    assignment: Assignment[Any]
+    kv: Any = None
+    prefill: Any = None
 
 
 class ConfirmLease(NamedTuple):
@@ -53,7 +60,12 @@ class ConfirmLease(NamedTuple):
 
     The driver is the code that does the I/O for a request. It sends back True, or False if the blocks may have been freed
     too early, so that the prompt has to be computed again.
+
+    Attributes:
+        kv: Location of the prompt's KV (`PromptComputed.kv`).
     """
+
+    kv: Any
 
 
 class RelayStream(NamedTuple):
@@ -61,7 +73,14 @@ class RelayStream(NamedTuple):
 
     The driver is the code that does the I/O for a request. It sends back None at the stream's end, or a `FailedTry` if the
     stream breaks off.
+
+    Attributes:
+        assignment: The request's assignment to the worker.
+        response: The worker's response (`ResponseStarted.response`).
     """
+
+    assignment: Assignment[Any]
+    response: Any
 
 
 class AwaitPrefill(NamedTuple):
@@ -69,7 +88,12 @@ class AwaitPrefill(NamedTuple):
 
     The driver is the code that does the I/O for a request. It sends back None, whether or not the prefill has ended by
     then.
+
+    Attributes:
+        prefill: The prefill (`PrefillStarted.prefill`).
     """
+
+    prefill: Any
 
 
 class AwaitOutage(NamedTuple):
@@ -85,8 +109,8 @@ class AwaitOutage(NamedTuple):
 class BuildContinuation(NamedTuple):
     """Step: the state machine asks the driver to build the request for the remaining part of a broken stream.
 
-    The driver is the code that does the I/O for a request. It sends back a `Continuation`: whether there is a remaining part, and
-    whether that part can be requested from another worker.
+    The driver is the code that does the I/O for a request. It sends back a `Continuation`: whether the remaining part can be
+    requested from another worker; or a `StreamEnding` if only the end of the stream is missing.
     """
 
 
@@ -116,9 +140,11 @@ class PrefillFinished(NamedTuple):
     computed.
 
     Attributes:
+        assignment: The request's assignment to the worker.
         cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
     """
 
+    assignment: Assignment[Any]
     cached_tokens: int | None
 
 
@@ -126,7 +152,24 @@ class SendResponse(NamedTuple):
     """Notification from the state machine of a request to the driver: the complete response has arrived.
 
     The driver (the code that does the I/O for a request) then sends the response to the client.
+
+    Attributes:
+        response: The worker's response (`ResponseStarted.response`).
     """
+
+    response: Any
+
+
+class SendEnding(NamedTuple):
+    """Notification from the state machine to the driver: of a broken stream, only the end is missing.
+
+    The driver (the code that does the I/O for a request) then sends it to the client, which has the complete response then.
+
+    Attributes:
+        events: The missing events (`StreamEnding.events`).
+    """
+
+    events: bytes
 
 
 class ReleaseWorker(NamedTuple):
@@ -134,7 +177,15 @@ class ReleaseWorker(NamedTuple):
 
     The driver (the code that does the I/O for a request) then ends the assignment, so that the router core can send other
     requests to the worker.
+
+    Attributes:
+        assignment: The request's assignment to the worker.
+        response: The worker's response (`ResponseStarted.response`), which is aborted if it has not ended; None if it has
+            not started.
     """
+
+    assignment: Assignment[Any]
+    response: Any
 
 
 class ConcurrentPrefillFinished(NamedTuple):
@@ -143,9 +194,11 @@ class ConcurrentPrefillFinished(NamedTuple):
     The driver (the code that does the I/O for a request) then reports this to the router core.
 
     Attributes:
+        assignment: The request's assignment to the prefill worker.
         cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
     """
 
+    assignment: Assignment[Any]
     cached_tokens: int | None
 
 
@@ -154,7 +207,14 @@ class ReleasePrefillWorker(NamedTuple):
 
     The driver (the code that does the I/O for a request) then aborts the prefill, if that still runs, and ends the
     request's assignment to the prefill worker, so that the router core can send other requests there.
+
+    Attributes:
+        assignment: The request's assignment to the prefill worker.
+        prefill: The prefill (`PrefillStarted.prefill`); None if it was not started.
     """
+
+    assignment: Assignment[Any]
+    prefill: Any
 
 
 class RefusedAtCapacity(NamedTuple):
@@ -183,7 +243,12 @@ class ReleaseKv(NamedTuple):
     """Notification from the state machine of a request to the driver: no decode worker will fetch the prompt's KV blocks.
 
     The driver (the code that does the I/O for a request) then tells the prefill worker to free the blocks.
+
+    Attributes:
+        kv: Location of the KV (`PromptComputed.kv`).
     """
+
+    kv: Any
 
 
 class StreamLost(NamedTuple):
@@ -270,6 +335,7 @@ Step: TypeAlias = (
 Notification: TypeAlias = (
     PrefillFinished
     | SendResponse
+    | SendEnding
     | ReleaseWorker
     | ConcurrentPrefillFinished
     | ReleasePrefillWorker
@@ -291,29 +357,40 @@ class PromptComputed(NamedTuple):
 
     Attributes:
         cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
-        has_kv: Whether the worker keeps the prompt's KV blocks for a decode worker.
+        kv: Location of the prompt's KV blocks, which the worker keeps for a decode worker, in the driver's own form; None if
+            it keeps none.
     """
 
     cached_tokens: int | None
-    has_kv: bool
+    kv: Any
+
+
+class PrefillStarted(NamedTuple):
+    """Answer of the driver to the state machine: a prefill that runs concurrently with decode has started.
+
+    Attributes:
+        kv: Location at which the prompt's KV will be, in the driver's own form.
+        prefill: The prefill, in the driver's own form.
+    """
+
+    kv: Any
+    prefill: Any
 
 
 class ResponseStarted(NamedTuple):
-    """Answer of the driver to the state machine: the first token of a stream has arrived, or a complete response (`RESPONSE_COMPLETE`).
+    """Answer of the driver to the state machine: the first token of a stream has arrived, or a complete response.
 
     The driver (the code that does the I/O for a request) has sent the request to the worker that generates the response.
 
     Attributes:
         is_stream: Whether the response is a stream.
         can_resume: Whether another worker could resume the stream if it breaks off.
+        response: The response, in the driver's own form.
     """
 
     is_stream: bool
     can_resume: bool = False
-
-
-RESPONSE_COMPLETE: Final = ResponseStarted(is_stream=False)
-"""Result of `SendRequest` for a non-streaming response that has arrived completely."""
+    response: Any = None
 
 
 class Problem(Enum):
@@ -354,19 +431,26 @@ class Continuation(Enum):
 
     Attributes:
         READY: The next try requests the remaining part.
-        COMPLETE: Nothing remains; the client has the complete response.
         IMPOSSIBLE: The part that was sent cannot be continued.
     """
 
     READY = auto()
     """The next try requests the remaining part."""
-    COMPLETE = auto()
-    """Nothing remains; the client has the complete response."""
     IMPOSSIBLE = auto()
     """The part that was sent cannot be continued."""
 
 
-StepResult: TypeAlias = "Assignment[Any] | RefusalReason | PromptComputed | PrefillFailed | ResponseStarted | Problem | FailedTry | Continuation | bool | None"
+class StreamEnding(NamedTuple):
+    """Answer of the driver to the state machine: the client has all tokens of a broken stream, only its end is missing.
+
+    Attributes:
+        events: The missing events.
+    """
+
+    events: bytes
+
+
+StepResult: TypeAlias = "Assignment[Any] | RefusalReason | PromptComputed | PrefillStarted | PrefillFailed | ResponseStarted | Problem | FailedTry | Continuation | StreamEnding | bool | None"
 
 
 class ClientDisconnection(Enum):

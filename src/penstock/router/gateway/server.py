@@ -31,7 +31,7 @@ from penstock.router.gateway.ignored_keys import ignored_keys
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import not_served
-from penstock.router.proxy.failures import ErrorReply, failed_try
+from penstock.router.proxy.failures import ErrorReply, TryFailure, failed_try
 from penstock.router.proxy.handler import CompletionHandler
 from penstock.router.proxy.worker_calls import WorkerCalls
 from penstock.router.server import RouterServer
@@ -136,13 +136,18 @@ class GatewayWorkerCalls(WorkerCalls):
                 call.machine.deadline_s = -inf
 
     def failed(
-        self, call: CompletionCall, assignment: LiveAssignment, problem: ErrorReply | UpstreamError
+        self,
+        call: CompletionCall,
+        assignment: LiveAssignment,
+        problem: ErrorReply | UpstreamError,
+        *,
+        reads_kv: bool = False,
     ) -> FailedTry | Problem:
         """Report a failed response to the worker's circuit breaker, and return what it means for the request.
 
         The result is a `FailedTry` (which says where the request may be retried), or a `Problem` that does not count
         against the worker alone. ``problem`` is the worker's error response, or the reason for which there is no complete
-        response.
+        response; ``reads_kv`` says that the worker was asked to fetch the prompt's KV.
 
         If Envoy sent the request to another worker than the one that was picked, the failure does not count against any
         worker.
@@ -150,15 +155,16 @@ class GatewayWorkerCalls(WorkerCalls):
         if _went_elsewhere(call, assignment):
             # The picked worker has not received the request, or Envoy has tried another one after it: neither is proven to be
             # at fault.
-            worker, call.problem = assignment.worker, problem
             if isinstance(problem, UpstreamError):
-                failure, call.refusal = failed_try(problem, worker)
-                return replace(failure, workers=())
-            call.refusal, _ = problem.shown(call.request.path)
-            return FailedTry(call.refusal.reason, RetryScope.NOWHERE)
+                failure, response = failed_try(problem, assignment.worker)
+            else:
+                response, _ = problem.shown(call.request.path)
+                failure = FailedTry(response.reason, RetryScope.NOWHERE)
+            call.failure = TryFailure(problem, response)
+            return replace(failure, workers=())
         # No other worker is tried that could show whose fault a 5xx is. So it counts at once, as in Envoy's own outlier
         # detection.
-        failed = super().failed(call, assignment, problem)
+        failed = super().failed(call, assignment, problem, reads_kv=reads_kv)
         if (
             assignment.role is not Role.PREFILL
             and _is_forwarded(call)

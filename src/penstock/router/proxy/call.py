@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from penstock.api import Role, Tier
 from penstock.core.errors import StreamMoved
@@ -15,40 +15,33 @@ from penstock.core.http.streaming import StreamingResponse
 from penstock.core.tracing import TraceSpan, Tracing
 from penstock.router.admission import LiveAssignment
 from penstock.router.core.request import RequestMachine
-from penstock.router.core.request_steps import PrefillOutcome
 from penstock.router.core.retries import RequestTries
 from penstock.router.metrics import RouterMetrics
 from penstock.router.policy.arrival import Arrival
 from penstock.router.proxy.auth import TierIdentity
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.continuation import ResumableStream
-from penstock.router.proxy.failures import ErrorResponse
+from penstock.router.proxy.failures import TryFailure
 from penstock.router.proxy.kv_transfer import PrefillAnswer
 from penstock.router.proxy.prefix import Keyed
 
 _NS: Final = 1e9
 
 
-@dataclass(slots=True, eq=False)
-class ConcurrentPrefill:
-    """A prefill that runs concurrently with the decode of the same request.
+class StartedResponse(NamedTuple):
+    """The response of a worker, as far as it has been read before anything was sent to the client.
 
     Attributes:
-        assignment: Assignment to the prefill worker.
-        task: Task that calls the prefill worker; the result of the task is how the prefill ended.
-        response: Response of the prefill worker; None if none has arrived.
+        response: The HTTP response; the rest of a stream is read from it.
+        first_part: First part of a stream, up to the first token; or the complete non-streaming response.
+        kv: Response of the prefill worker whose KV the worker has fetched; None if it has computed the prompt.
+        usage: Usage object of a non-streaming response; None if it has none.
     """
 
-    assignment: LiveAssignment
-    task: asyncio.Task[PrefillOutcome]
-    response: StreamingResponse | None = None
-
-    def leave(self) -> None:
-        """Abort the prefill that runs concurrently with decode, by closing the connection to its worker; does nothing if it has ended."""
-        if self.task is not asyncio.current_task():
-            self.task.cancel()
-        if self.response is not None:
-            self.response.abort()
+    response: StreamingResponse
+    first_part: bytes
+    kv: PrefillAnswer | None
+    usage: Any = None
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +60,6 @@ class CompletionCall:
         headers: Headers of the response to the client; the first is the request's id.
         upstream_headers: Headers of the requests to workers.
         machine: State machine of the request; set when `CompletionHandler.serve` starts.
-        assignment: Assignment to a worker in the request's newest stage; set when the first worker is assigned.
         session: Value of the header that groups requests into a session; empty without one.
         identity: Tier and tenant of the request; None if tiers are disabled.
         prompt_counted: Whether `prompt_tokens` was counted by a worker.
@@ -79,7 +71,6 @@ class CompletionCall:
         ttft_s: Time from arrival to first token, in simulated seconds; None for non-streaming responses.
         tries: Failures and retries of the request so far.
         is_delivered: Whether the complete response was written; a client that disconnects then has not left early.
-        transfer: Response of the prefill worker that holds the prompt's KV for decode; None if no worker holds it.
         keyed: Prefix keys of the prompt; None if the policy does not use them.
         prefill_worker: Name of the last prefill worker; None if there was none.
         worker: Name of the last worker of the stage that generates the response; None if there was none.
@@ -91,13 +82,8 @@ class CompletionCall:
         asks_ids: Whether workers are asked for token ids, so that another worker can resume the stream by them.
         resumable: State of a stream that another worker could resume; None if no token has arrived yet or no other worker could
             resume it.
-        response: Response of the assigned worker; None if none has arrived.
-        prefill: Prefill that runs concurrently with decode; None if there is none.
-        beginning: First part of the worker's response: up to the first token, or the complete non-streaming response.
-        usage: Usage object of a non-streaming response; None if it has none.
-        reads_kv: Whether the assigned decode worker fetches the KV that `transfer` describes.
-        refusal: Error response for the client if the newest try is the last one; None if that try produced no error response.
-        problem: Exception that ended the newest try; None if there was none.
+        failure: Failure of the newest try, and the error response for the client if no other try follows; None if it has not
+            failed.
         trace: Tracing spans; None if the request is not traced.
     """
 
@@ -108,7 +94,6 @@ class CompletionCall:
     headers: Headers
     upstream_headers: Headers
     machine: RequestMachine = field(init=False)
-    assignment: LiveAssignment = field(init=False)
     session: str = ""
     identity: TierIdentity | None = None
     prompt_counted: bool = False
@@ -119,7 +104,6 @@ class CompletionCall:
     ttft_s: float | None = None
     tries: RequestTries = field(default_factory=RequestTries)
     is_delivered: bool = False
-    transfer: PrefillAnswer | None = None
     keyed: Keyed | None = None
     prefill_worker: str | None = None
     worker: str | None = None
@@ -128,13 +112,7 @@ class CompletionCall:
     failed_status: int = 0
     asks_ids: bool = False
     resumable: ResumableStream | None = None
-    response: StreamingResponse | None = None
-    prefill: ConcurrentPrefill | None = None
-    beginning: bytes = b""
-    usage: Any = None
-    reads_kv: bool = False
-    refusal: ErrorResponse | None = None
-    problem: Exception | None = None
+    failure: TryFailure | None = None
     trace: RequestTrace | None = None
 
     def take_keys(self, keyed: Keyed) -> None:
@@ -273,15 +251,15 @@ class RequestTrace:
         chosen = {**role, "penstock.worker": assignment.worker.name, "penstock.reason": assignment.reason}
         self._span.child("pick", chosen, began_ns=picked_ns).end(now_ns)
 
-    def sent(self, call: CompletionCall) -> None:
+    def sent(self, call: CompletionCall, assignment: LiveAssignment) -> None:
         """Begin the span of a call to a worker, and add its id to the headers for the worker, so that the worker continues the trace."""
-        attributes: dict[str, str | int | float | bool] = {"penstock.worker": call.assignment.worker.name}
+        attributes: dict[str, str | int | float | bool] = {"penstock.worker": assignment.worker.name}
         if call.tries.retries:
             attributes["penstock.retries"] = call.tries.retries
         is_continuation = call.machine.continuations > 0
         if is_continuation:
             attributes["penstock.continuations"] = call.machine.continuations
-        self._call = self._span.child(call.assignment.role.value, attributes, is_call=True)
+        self._call = self._span.child(assignment.role.value, attributes, is_call=True)
         if is_continuation and self._broken is not None:
             self._call.link(self._broken, "continues")
         others = [each for each in call.upstream_headers if each[0] != b"traceparent"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, isfinite
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -174,6 +174,18 @@ def error_event_of(path: str, response: ErrorResponse) -> bytes:
         # In a stream, clients look for the error under the key ``error``.
         return encode_event(_body(response.status, orjson.loads(response.body)["message"], response.reason))
     return encode_event(response.body)
+
+
+class TryFailure(NamedTuple):
+    """Failure of one try of a request.
+
+    Attributes:
+        problem: Exception that ended the try.
+        response: Error response for the client if no other try follows; None if the failure's reason determines it.
+    """
+
+    problem: Exception
+    response: ErrorResponse | None = None
 
 
 class ErrorReply(Exception):  # noqa: N818 - what the worker said, not a fault of the router

@@ -36,6 +36,7 @@ from penstock.router.core.request_steps import (
     ConcurrentPrefillEnded,
     ConcurrentPrefillFinished,
     ConfirmLease,
+    Continuation,
     CountTransfer,
     End,
     EndKind,
@@ -49,20 +50,23 @@ from penstock.router.core.request_steps import (
     ReleasePrefillWorker,
     ReleaseWorker,
     Retry,
+    SendEnding,
     SendRequest,
     SendResponse,
     Step,
     StepResult,
+    StreamEnding,
     StreamLost,
 )
 from penstock.router.core.retries import FailedTry, RefusalReason, RetryRules, RetryScope
 from penstock.router.core.suspects import CLEARED_TOKENS
-from penstock.router.proxy.call import CompletionCall
+from penstock.router.proxy.call import CompletionCall, StartedResponse
 from penstock.router.proxy.completion import CompletionRequest, RequestRefused
 from penstock.router.proxy.decode_only import decode_only_reason
 from penstock.router.proxy.failures import (
     AT_CAPACITY,
     ErrorResponse,
+    TryFailure,
     error_event_of,
     internal_error,
     no_usable_answer,
@@ -78,7 +82,7 @@ from penstock.router.proxy.query_of_death import QueriesOfDeath
 from penstock.router.proxy.stream import RelayMeter
 from penstock.router.proxy.stream_continuations import StreamContinuations
 from penstock.router.proxy.wait_comments import WaitComments
-from penstock.router.proxy.worker_calls import WorkerCalls, check_present
+from penstock.router.proxy.worker_calls import WorkerCalls, check_present, wait_for_prefill
 
 log = get_logger(__name__)
 
@@ -159,9 +163,10 @@ class CompletionHandler:
         self._notification_handlers: Mapping[type[Notification], Callable[[CompletionCall, Any], None]] = {
             PrefillFinished: self._computed,
             SendResponse: self._deliver,
+            SendEnding: self._send_ending,
             ReleaseWorker: self._release,
-            ConcurrentPrefillFinished: self._prefill_computed,
-            ReleasePrefillWorker: self._leave_prefill,
+            ConcurrentPrefillFinished: self._computed,
+            ReleasePrefillWorker: self._release_prefill_worker,
             RefusedAtCapacity: self._refused_at_capacity,
             CountTransfer: self._count_transfer,
             ReleaseKv: self._release_kv,
@@ -244,7 +249,8 @@ class CompletionHandler:
         """Send the response to a request that was not served."""
         if end.failed_on:
             log.debug("request failed on several workers: counted against none", workers=end.failed_on)
-        response, reason = call.refusal, None
+        response = None if call.failure is None else call.failure.response
+        reason = None
         if end.kind is EndKind.ALL_BUSY and end.role is not None:
             response = refusal(self._admission.all_busy(end.role))
         elif end.kind is EndKind.SATURATED:
@@ -287,37 +293,37 @@ class CompletionHandler:
             step = steps.pop(0)
             self._notification_handlers[type(step)](call, step)
 
-    def _release(self, call: CompletionCall, _: ReleaseWorker) -> None:
-        response, call.response = call.response, None
-        if response is not None:
-            response.abort()
+    def _release(self, call: CompletionCall, step: ReleaseWorker) -> None:
+        if step.response is not None:
+            step.response.response.abort()
         if call.trace is not None:
-            call.trace.answered(sys.exception() or call.problem)
-        self._admission.release(call.assignment)
+            call.trace.answered(sys.exception() or (call.failure and call.failure.problem))
+        self._admission.release(step.assignment)
 
-    def _computed(self, call: CompletionCall, step: PrefillFinished) -> None:
-        self._admission.prefilled(call.assignment, step.cached_tokens)
+    def _computed(self, _: CompletionCall, step: PrefillFinished | ConcurrentPrefillFinished) -> None:
+        self._admission.prefilled(step.assignment, step.cached_tokens)
 
-    def _deliver(self, call: CompletionCall, _: SendResponse) -> None:
-        self._worker_calls.note_usage(call, call.usage)
-        call.responder.send(200, call.beginning, content_type=JSON, headers=call.headers)
+    def _deliver(self, call: CompletionCall, step: SendResponse) -> None:
+        started: StartedResponse = step.response
+        self._worker_calls.note_usage(call, started.usage)
+        call.responder.send(200, started.first_part, content_type=JSON, headers=call.headers)
+
+    def _send_ending(self, call: CompletionCall, step: SendEnding) -> None:
+        call.responder.write(step.events)
+        call.responder.end()
+        call.is_delivered = True
 
     def _prefill_ended(self, call: CompletionCall, outcome: PrefillOutcome) -> None:
         call.machine.advance(ConcurrentPrefillEnded(outcome))
         self._do_notifications(call)
 
-    def _prefill_computed(self, call: CompletionCall, step: ConcurrentPrefillFinished) -> None:
-        if call.prefill is not None:
-            self._admission.prefilled(call.prefill.assignment, step.cached_tokens)
+    def _release_prefill_worker(self, _: CompletionCall, step: ReleasePrefillWorker) -> None:
+        if step.prefill is not None and step.prefill is not asyncio.current_task():
+            step.prefill.cancel()
+        self._admission.release(step.assignment)
 
-    def _leave_prefill(self, call: CompletionCall, _: ReleasePrefillWorker) -> None:
-        prefill, call.prefill = call.prefill, None
-        if prefill is not None:
-            prefill.leave()
-            self._admission.release(prefill.assignment)
-
-    async def _await_prefill(self, call: CompletionCall, _: AwaitPrefill) -> None:
-        await self._worker_calls.wait_for_prefill(call)
+    async def _await_prefill(self, _: CompletionCall, step: AwaitPrefill) -> None:
+        await wait_for_prefill(step.prefill)
 
     async def _await_outage(self, _call: CompletionCall, step: AwaitOutage) -> None:
         """Connect to the worker's port until it refuses, which shows that the process is gone, or for as long as health checks take."""
@@ -341,9 +347,8 @@ class CompletionHandler:
     def _count_transfer(self, _: CompletionCall, step: CountTransfer) -> None:
         self._transfers.count(step.result)
 
-    def _release_kv(self, call: CompletionCall, _: ReleaseKv) -> None:
-        if call.transfer is not None:
-            self._transfers.release(call.transfer, call.upstream_headers)
+    def _release_kv(self, call: CompletionCall, step: ReleaseKv) -> None:
+        self._transfers.release(step.kv, call.upstream_headers)
 
     async def _retry(self, call: CompletionCall, step: Retry) -> None:
         if step.is_continuation:
@@ -357,10 +362,18 @@ class CompletionHandler:
     async def _build_continuation(self, call: CompletionCall, _: BuildContinuation) -> StepResult:
         # A dead worker breaks many streams at once. One stream is read per turn of the event loop, so that other tasks do not
         # wait for all of them.
+        resumable = call.resumable
+        assert resumable is not None  # noqa: S101 - only a stream that another worker could resume is asked for its rest
         async with self._builds_continuation:
-            rest = self._continuations.read(call)
+            counted = call.prompt_tokens if call.prompt_counted else None
+            built = self._continuations.build(resumable, counted)
             await asyncio.sleep(0)
-        return rest
+        if built is None:
+            return Continuation.IMPOSSIBLE
+        if isinstance(built, StreamEnding):
+            return built
+        call.request = built
+        return Continuation.READY
 
     async def _acquire(self, call: CompletionCall, step: AcquireWorker) -> StepResult:
         role, admission = step.role, self._admission
@@ -373,20 +386,20 @@ class CompletionHandler:
             if step.is_admission:
                 admission.check_tier(call.tier)
                 admission.check_capacity(role)
-            unpaired = self._transfers.unpaired(role, call.transfer)
+            unpaired = self._transfers.unpaired(role, step.kv)
             arrival = call.arrival(role, unpaired, self._prompt_costs.bytes_per_token)
             waiting = admission.wait(role, arrival, is_retry=step.is_retry)
             assignment = await (waiting if call.resumable is None else self._wait_in_time(call, waiting))
         except AdmissionError as exc:
-            call.refusal = refusal(exc)
+            call.failure = TryFailure(exc, refusal(exc))
             return exc.reason
         except TimeoutError:
             return RefusalReason.QUEUE_TIMEOUT
-        call.assignment, call.refusal, call.problem = assignment, None, None
+        call.failure = None
         call.queued_s += assignment.queued_s
         if call.trace is not None:
             call.trace.assigned(assignment, self._clock.to_real_s(assignment.queued_s))
-        if role is self._entry or call.transfer is None:
+        if role is self._entry or step.kv is None:
             call.dispatched_real_s = time.monotonic()
         if role is self._entry:
             self._metrics.queue_time.observe(assignment.queued_s)
@@ -410,26 +423,25 @@ class CompletionHandler:
 
     # ------------------------------------------------------------------ responses
 
-    async def _confirm(self, call: CompletionCall, _: ConfirmLease) -> bool:
+    async def _confirm(self, call: CompletionCall, step: ConfirmLease) -> bool:
         """Return whether the first part of a response may be sent: its text may be wrong if its KV was read too late."""
-        assert call.transfer is not None  # noqa: S101 - its decode worker was asked to fetch it
-        is_intact = await self._transfers.confirm(call.transfer.lease)
+        is_intact = await self._transfers.confirm(step.kv.lease)
         if not is_intact:
-            call.problem = StreamBroken("the KV may have been read after its lease")
+            call.failure = TryFailure(StreamBroken("the KV may have been read after its lease"))
         return is_intact
 
-    async def _stream(self, call: CompletionCall, _: RelayStream) -> FailedTry | None:
+    async def _stream(self, call: CompletionCall, step: RelayStream) -> FailedTry | None:
         """Relay a stream; return None at its end, which can be an error event of the worker, else the failure."""
-        response, responder, resumable = call.response, call.responder, call.resumable
-        assert response is not None  # noqa: S101 - it has begun
+        started: StartedResponse = step.response
+        assignment, responder, resumable = step.assignment, call.responder, call.resumable
         meter = RelayMeter(
             self._metrics,
-            call.assignment,
+            assignment,
             on_first_token=partial(self._note_first_token, call),
             arrived_real_s=call.arrived_real_s,
             dispatched_real_s=call.dispatched_real_s,
             speed=self._clock.speed,
-            prefilled=call.transfer if call.reads_kv else None,
+            prefilled=started.kv,
             can_resume=resumable is not None,
             is_single=(call.request if resumable is None else resumable.request).is_single,
         )
@@ -438,16 +450,16 @@ class CompletionHandler:
         )
         if call.machine.alone_at:
             observe = partial(_observe_suspect, call, meter, observe)
-        self.moves.follow(call, meter)
+        self.moves.follow(call, meter, started.response)
         self._wait_comments.end(call)
         try:
             if not responder.started:
                 responder.start(200, content_type=EVENT_STREAM, headers=call.headers)
             call.has_comments_alone = False
-            responder.write(observe(call.beginning, 0))
-            await relay(response, responder, observe=observe)
+            responder.write(observe(started.first_part, 0))
+            await relay(started.response, responder, observe=observe)
             if not meter.is_complete:
-                raise StreamBroken(f"{call.assignment.worker.name} ended its stream without [DONE]")
+                raise StreamBroken(f"{assignment.worker.name} ended its stream without [DONE]")
             responder.write(meter.rest())
             responder.end()
         except (asyncio.CancelledError, ClientDisconnected):
@@ -458,18 +470,18 @@ class CompletionHandler:
             raise
         except UpstreamError as problem:
             if not meter.is_done:
-                if meter.is_mid_event and not call.reads_kv and resumable is None:
+                if meter.is_mid_event and started.kv is None and resumable is None:
                     # The client has the first part of an event; the following data must not become part of it.
                     responder.write(b"\n\n")
                 if isinstance(problem, StreamMoved):
-                    call.problem = problem
-                    return FailedTry(MOVED, RetryScope.ANYWHERE, (call.assignment.worker,))
-                failed = self._worker_calls.failed(call, call.assignment, problem)
+                    call.failure = TryFailure(problem)
+                    return FailedTry(MOVED, RetryScope.ANYWHERE, (assignment.worker,))
+                failed = self._worker_calls.failed(call, assignment, problem)
                 assert isinstance(failed, FailedTry)  # noqa: S101 - it is not an error reply
                 return failed
             responder.end()
         finally:
-            self.moves.leave(call)
+            self.moves.leave(call, assignment.worker)
             call.ttft_s = meter.ttft_s
             usage, tokens = (
                 (meter.usage, meter.tokens)
@@ -485,7 +497,7 @@ class CompletionHandler:
         """Count a stream that ended with an error event of the worker."""
         if meter.has_error:
             call.error = BROKEN
-            call.assignment.failed(self._clock.now_s(), "ended a stream by an error event")
+            meter.assignment.failed(self._clock.now_s(), "ended a stream by an error event")
 
     # ------------------------------------------------------------------ counting
 

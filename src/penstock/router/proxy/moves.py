@@ -10,9 +10,11 @@ record has not read yet.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from penstock.api import Role
 from penstock.core.errors import StreamMoved
+from penstock.core.http.streaming import StreamingResponse
 from penstock.core.logs import get_logger
 from penstock.router.context import RouterContext
 from penstock.router.core.moves import (
@@ -31,6 +33,13 @@ from penstock.router.proxy.stream_continuations import StreamContinuations
 log = get_logger(__name__)
 
 
+class _Stream(NamedTuple):
+    """A stream that its worker is sending."""
+
+    meter: RelayMeter
+    response: StreamingResponse
+
+
 class StreamMoves:
     """Moves streams away from workers that are draining (finish their requests and get no new ones), for one router.
 
@@ -43,24 +52,23 @@ class StreamMoves:
         self._prompt_costs = context.prompt_costs
         self._continuations = continuations
         self._after_s = context.settings.config.drain.migrate_after_seconds
-        self._streams: dict[Worker, dict[CompletionCall, RelayMeter]] = {}
+        self._streams: dict[Worker, dict[CompletionCall, _Stream]] = {}
         self._drains_since_s: dict[Worker, float] = {}
         self._moving: set[CompletionCall] = set()
         self._lookups_left = 0
 
-    def follow(self, call: CompletionCall, meter: RelayMeter) -> None:
-        """Record that the worker assigned to ``call`` has started to send its stream, which ``meter`` measures.
+    def follow(self, call: CompletionCall, meter: RelayMeter, response: StreamingResponse) -> None:
+        """Record that a worker has started to send the stream of ``call`` as ``response``, which ``meter`` measures.
 
         If the stream was moved here from a draining worker, the move has ended. `tick` can move it from this worker too,
         if it drains and another worker could resume the stream.
         """
         self._moving.discard(call)
         if call.resumable is not None and self._after_s is not None:
-            self._streams.setdefault(call.assignment.worker, {})[call] = meter
+            self._streams.setdefault(meter.assignment.worker, {})[call] = _Stream(meter, response)
 
-    def leave(self, call: CompletionCall) -> None:
-        """Record that the assigned worker of ``call`` no longer sends the stream; does nothing if `follow` was not called for it."""
-        worker = call.assignment.worker
+    def leave(self, call: CompletionCall, worker: Worker) -> None:
+        """Record that ``worker`` no longer sends the stream of ``call``; does nothing if `follow` was not called for it."""
         streams = self._streams.get(worker)
         if streams is not None and streams.pop(call, None) is not None and not streams:
             del self._streams[worker]
@@ -86,28 +94,24 @@ class StreamMoves:
             if is_draining(worker, pool) and now_s - since_s.setdefault(worker, now_s) >= after_s:
                 self._move(worker, streams, now_s)
 
-    def _move(self, worker: Worker, streams: dict[CompletionCall, RelayMeter], now_s: float) -> None:
+    def _move(self, worker: Worker, streams: dict[CompletionCall, _Stream], now_s: float) -> None:
         answering = worker.spec.role
         roles = {self._core.entry, answering} if answering is Role.DECODE else {answering}
         if not all(self._has_headroom(role, worker, now_s) for role in roles):
             return
         prefill = [each for each in self._core.pool.routable(self._core.entry, now_s) if each is not worker]
         token_s = prefill_token_s(each.speed for each in prefill)
-        for call, meter in list(streams.items()):
+        for call, stream in list(streams.items()):
             if len(self._moving) >= MAX_CONCURRENT_MOVES:
                 return
-            if (
-                not call.machine.may_move
-                or call.response is None
-                or not self._gains(call, meter, worker, token_s)
-            ):
+            if not (call.machine.may_move and self._gains(call, stream.meter, worker, token_s)):
                 continue
             if not self._continuations.can_continue(call):
                 del streams[call]
                 continue
             self._moving.add(call)
             log.debug("stream leaves a draining worker", worker=worker.name)
-            call.response.break_off(StreamMoved(f"{worker.name} drains"))
+            stream.response.break_off(StreamMoved(f"{worker.name} drains"))
         if not streams:
             del self._streams[worker]
 

@@ -12,7 +12,7 @@ from penstock.core.http.streaming import Observe
 from penstock.core.logs import get_logger
 from penstock.router.core.limits import LIMITS as ROUTER_LIMITS
 from penstock.router.core.moves import StreamProgress
-from penstock.router.core.request_steps import Continuation, QueryOfDeath, StreamLost
+from penstock.router.core.request_steps import QueryOfDeath, StreamEnding, StreamLost
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.call import CompletionCall
 from penstock.router.proxy.completion import CompletionRequest
@@ -113,31 +113,28 @@ class StreamContinuations:
             return meter.usage, meter.tokens
         return resumable.splicer.usage, resumable.splicer.tokens + meter.tokens
 
-    def read(self, call: CompletionCall) -> Continuation:
-        """Change a call's request to the request for the remaining part of its interrupted stream.
+    def build(
+        self, resumable: ResumableStream, prompt_tokens: int | None
+    ) -> CompletionRequest | StreamEnding | None:
+        """Return the request for the remaining part of an interrupted stream; None if the stream cannot be resumed.
 
-        Returns `Continuation.READY` if that was possible, or `Continuation.IMPOSSIBLE` if the stream cannot be resumed. If only the end of
-        the stream is missing, that is sent to the client instead, and the result is `Continuation.COMPLETE`.
+        If only the end of the stream is missing, its events are returned instead. The state of the stream is prepared for
+        the worker that resumes it. ``prompt_tokens`` is the number of prompt tokens as a worker has counted them; None if
+        unknown.
         """
-        resumable = _resumable(call)
         emitted = emitted_prefix(resumable.record, resumable.emitted)
         if emitted.refusal:
-            return Continuation.IMPOSSIBLE
+            return None
         rest = None if emitted.finish_reason else self._request_of(resumable, emitted)
         if rest is None and resumable.request.endpoint in _ENDS_UNKNOWN:
-            return Continuation.IMPOSSIBLE
+            return None
         if rest is None:
-            counted = call.prompt_tokens if call.prompt_counted else None
             if emitted.token_ids:
-                counted = len(emitted.token_ids) - emitted.tokens
-            call.responder.write(ending(resumable.request, emitted, counted))
-            call.responder.end()
-            call.is_delivered = True
-            return Continuation.COMPLETE
-        call.request, call.transfer = rest, None
+                prompt_tokens = len(emitted.token_ids) - emitted.tokens
+            return StreamEnding(ending(resumable.request, emitted, prompt_tokens))
         resumable.record.drop()
         resumable.emitted, resumable.splicer = emitted, _splicer_of(resumable, emitted)
-        return Continuation.READY
+        return rest
 
     def _request_of(self, resumable: ResumableStream, emitted: EmittedPrefix) -> CompletionRequest | None:
         return continuation_request(resumable.request, emitted, context_tokens=self._context_tokens)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from penstock.api import Role
 from penstock.core.errors import (
@@ -25,9 +25,9 @@ from penstock.core.logs import get_logger
 from penstock.router.admission import LiveAssignment
 from penstock.router.context import RouterContext
 from penstock.router.core.request_steps import (
-    RESPONSE_COMPLETE,
     PrefillFailed,
     PrefillOutcome,
+    PrefillStarted,
     Problem,
     PromptComputed,
     ResponseStarted,
@@ -35,8 +35,8 @@ from penstock.router.core.request_steps import (
     StepResult,
 )
 from penstock.router.core.retries import FailedTry, KvLease, RetryScope
-from penstock.router.proxy.call import CompletionCall, ConcurrentPrefill
-from penstock.router.proxy.failures import ErrorReply, failed_try, retry_scope_of
+from penstock.router.proxy.call import CompletionCall, StartedResponse
+from penstock.router.proxy.failures import ErrorReply, TryFailure, failed_try, retry_scope_of
 from penstock.router.proxy.hidden_ids import with_ids
 from penstock.router.proxy.kv_transfer import (
     PrefillAnswer,
@@ -99,28 +99,26 @@ class WorkerCalls:
     async def send(self, call: CompletionCall, step: SendRequest) -> StepResult:
         """Send a request to its assigned worker, and read the first part of the response.
 
-        Returns that the prompt was computed (`PromptComputed`), that the response has begun (`ResponseStarted`), or why neither is so
-        (`Problem`, `FailedTry`). If ``step`` is a prefill that runs concurrently with decode, it is only started, and None
-        is returned.
+        Returns that the prompt was computed (`PromptComputed`), that the response has started (`ResponseStarted`), or why
+        neither is so (`Problem`, `FailedTry`). If ``step`` is a prefill that runs concurrently with decode, it is only
+        started (`PrefillStarted`).
 
         Raises:
             ClientDisconnected: the client disconnected during a prefill that failed.
         """
-        request, assignment = call.request, call.assignment
-        call.reads_kv = step.reads_kv
+        request, assignment = call.request, step.assignment
         if step.role is Role.PREFILL:
             source = source_of(assignment.worker)
             body = prefill_body(request, self._kv_transfer, source)
             if self._kv_transfer.is_concurrent:
-                self._begin_prefill(call, assignment, source, body)
-                return None
+                return self._start_prefill(call, assignment, source, body)
             return await self._prefill(call, assignment, source, body)
         if call.asks_ids:
             request = with_ids(request)
-        body = decode_body(request, call.transfer) if step.reads_kv and call.transfer else request.raw
-        read = self._begin_stream if request.stream else self._read_complete
-        decoding = self._exchange(call, assignment, body, read)
-        return await (decoding if call.prefill is None else self._joined(call.prefill.task, decoding))
+        body = request.raw if step.kv is None else decode_body(request, step.kv)
+        read = self._start_stream if request.stream else self._read_complete
+        decoding = self._exchange(call, assignment, body, partial(read, step), reads_kv=step.kv is not None)
+        return await (decoding if step.prefill is None else self._joined(step.prefill, decoding))
 
     async def _prefill(
         self, call: CompletionCall, assignment: LiveAssignment, source: KvSource, body: bytes
@@ -141,23 +139,24 @@ class WorkerCalls:
         body: bytes,
         read: _Read,
         *,
+        reads_kv: bool = False,
         is_concurrent: bool = False,
     ) -> StepResult:
         try:
             left_real_s = self.request_real_s - call.age_real_s()
             timeouts = Timeouts(*self._phases_real_s, max(0.001, left_real_s))
             if call.trace is not None and not is_concurrent:
-                call.trace.sent(call)
+                call.trace.sent(call, assignment)
             response = await self._send_request(call, assignment, body, timeouts)
-            if not is_concurrent:
-                call.response = response
-            elif call.prefill is not None:
-                call.prefill.response = response
-            if response.status != 200:
-                raise await _error_reply(response, assignment.worker.name)
-            return await read(call, assignment, response)
+            try:
+                if response.status != 200:
+                    await _raise_error_reply(response, assignment.worker.name)
+                return await read(call, assignment, response)
+            except BaseException:
+                response.abort()
+                raise
         except (ErrorReply, UpstreamError) as problem:
-            return self.failed(call, assignment, problem)
+            return self.failed(call, assignment, problem, reads_kv=reads_kv)
         except SaturatedError as exc:
             # The router itself lacks connections; this is not the worker's fault.
             log.warning("request refused", problem=str(exc))
@@ -170,24 +169,30 @@ class WorkerCalls:
         return self._pool.stream("POST", url, body=body, headers=call.upstream_headers, timeouts=timeouts)
 
     def failed(
-        self, call: CompletionCall, assignment: LiveAssignment, problem: ErrorReply | UpstreamError
+        self,
+        call: CompletionCall,
+        assignment: LiveAssignment,
+        problem: ErrorReply | UpstreamError,
+        *,
+        reads_kv: bool = False,
     ) -> FailedTry | Problem:
         """Report to a worker's circuit breaker that the worker failed to answer, and return what this means for the request.
 
-        ``problem`` is the worker's error response, or the reason for which there is no complete response. The result is a
-        `FailedTry` (which says where the request may be retried), or a `Problem` that does not count against the worker
-        alone.
+        ``problem`` is the worker's error response, or the reason for which there is no complete response; ``reads_kv`` says
+        that the worker was asked to fetch the prompt's KV. The result is a `FailedTry` (which says where the request may be
+        retried), or a `Problem` that does not count against the worker alone.
         """
         worker, now_s = assignment.worker, self._clock.now_s()
-        call.problem = problem
         if isinstance(problem, UpstreamError):
             if isinstance(problem, UpstreamConnectError):
                 worker.suspect("refused a connection")
             assignment.failed(now_s, str(problem))
-            failure, call.refusal = failed_try(problem, worker)
+            failure, response = failed_try(problem, worker)
+            call.failure = TryFailure(problem, response)
             return failure
-        call.refusal, is_error_object = problem.shown(call.request.path)
-        if call.reads_kv and problem.is_kv_lost:
+        response, is_error_object = problem.shown(call.request.path)
+        call.failure = TryFailure(problem, response)
+        if reads_kv and problem.is_kv_lost:
             return Problem.KV_LOST
         if problem.is_at_capacity:
             return Problem.AT_CAPACITY
@@ -199,41 +204,42 @@ class WorkerCalls:
         )
         if scope is RetryScope.NOWHERE:
             assignment.succeeded()
-            return FailedTry(call.refusal.reason, scope, (worker,))
+            return FailedTry(response.reason, scope, (worker,))
         assignment.failed(now_s, _cause(call, problem, is_error_object=is_error_object), proven=False)
-        return FailedTry(call.refusal.reason, scope, (worker,), unproven=assignment)
+        return FailedTry(response.reason, scope, (worker,), unproven=assignment)
 
     # ------------------------------------------------------------------ a prefill alongside its decode
 
-    def _begin_prefill(
+    def _start_prefill(
         self, call: CompletionCall, assignment: LiveAssignment, source: KvSource, body: bytes
-    ) -> None:
+    ) -> PrefillStarted:
         lease = KvLease(assignment.worker, self._clock.now_s(), None)
-        call.transfer = PrefillAnswer(self._kv_transfer.decode_fields(source, None), None, None, lease)
-        task = asyncio.create_task(self._prefill_concurrently(call, assignment, body), name="prefill")
-        call.prefill = ConcurrentPrefill(assignment, task)
+        kv = PrefillAnswer(self._kv_transfer.decode_fields(source, None), None, None, lease)
+        task = asyncio.create_task(self._prefill_concurrently(call, assignment, body, kv), name="prefill")
+        return PrefillStarted(kv, task)
 
     async def _prefill_concurrently(
-        self, call: CompletionCall, assignment: LiveAssignment, body: bytes
+        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, kv: PrefillAnswer
     ) -> PrefillOutcome:
-        outcome = await self._exchange(
-            call, assignment, body, self._read_concurrent_prefill, is_concurrent=True
-        )
-        assert isinstance(outcome, PromptComputed | FailedTry | Problem)  # noqa: S101 - what `_read_concurrent_prefill` and failures give
+        read = partial(self._read_concurrent_prefill, kv)
+        outcome = await self._exchange(call, assignment, body, read, is_concurrent=True)
+        assert isinstance(outcome, PromptComputed | FailedTry | Problem)  # noqa: S101 - what the reader and failures give
         self._on_prefill_end(call, outcome)
         return outcome
 
     async def _read_concurrent_prefill(
-        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
+        self,
+        kv: PrefillAnswer,
+        call: CompletionCall,
+        assignment: LiveAssignment,
+        response: StreamingResponse,
     ) -> PromptComputed:
-        transfer, content = call.transfer, await response.read(limit_bytes=_MAX_ANSWER_BYTES)
+        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         answer = read_completion(content, _type_of(response), assignment.worker.name, call.request.endpoint)
         prompt_tokens, _, cached_tokens = read_usage(answer.get("usage"))
         self._count_computed(call, prompt_tokens)
-        call.cached_tokens = cached_tokens
-        if transfer is not None:
-            transfer.cached_tokens = cached_tokens
-        return PromptComputed(cached_tokens, has_kv=True)
+        call.cached_tokens = kv.cached_tokens = cached_tokens
+        return PromptComputed(cached_tokens, kv)
 
     async def _joined(
         self, prefill: asyncio.Task[PrefillOutcome], decoding: Coroutine[Any, Any, StepResult]
@@ -251,15 +257,7 @@ class WorkerCalls:
                 with suppress(asyncio.CancelledError):
                     await decode
 
-    async def wait_for_prefill(self, call: CompletionCall) -> None:
-        """Wait up to 5 real seconds for a prefill that runs concurrently with a decode that has ended already.
-
-        Returns at once if there is no such prefill.
-        """
-        if call.prefill is not None:
-            await asyncio.wait((call.prefill.task,), timeout=_SETTLE_REAL_S)
-
-    # ------------------------------------------------------------------ answers' beginnings
+    # ------------------------------------------------------------------ the first parts of responses
 
     async def _read_prefilled(
         self,
@@ -276,32 +274,33 @@ class WorkerCalls:
         prefilled = read_prefill_answer(answer, fields, lease)
         self._count_computed(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
-        call.transfer = prefilled if fields else None
-        return PromptComputed(prefilled.cached_tokens, call.transfer is not None)
+        return PromptComputed(prefilled.cached_tokens, prefilled if fields else None)
 
-    async def _begin_stream(
-        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
+    async def _start_stream(
+        self, step: SendRequest, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
     ) -> StepResult:
         name, content_type = assignment.worker.name, _type_of(response)
         if not content_type.lower().startswith(EVENT_STREAM.encode()):
             shown = content_type.decode("latin-1") or "no content type"
             raise WrongAnswer(f"{name} answered a stream with {shown}")
-        call.beginning = await read_preamble(response, name, call.request.endpoint)
-        return ResponseStarted(is_stream=True, can_resume=self._can_resume(call))
+        first_part = await read_preamble(response, name, call.request.endpoint)
+        started = StartedResponse(response, first_part, step.kv)
+        return ResponseStarted(True, self._can_resume(call), started)
 
     async def _read_complete(
-        self, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
+        self, step: SendRequest, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
     ) -> StepResult:
         content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
         assignment.is_computed = True
         answer = read_completion(content, _type_of(response), assignment.worker.name, call.request.endpoint)
         usage = answer.get("usage")
-        if call.reads_kv and call.transfer is not None and isinstance(usage, dict):
-            await self.wait_for_prefill(call)  # its answer has the count
-            with_cached_tokens(usage, call.transfer.cached_tokens)
+        if step.kv is not None and isinstance(usage, dict):
+            if step.prefill is not None:
+                await wait_for_prefill(step.prefill)  # its answer has the count
+            with_cached_tokens(usage, step.kv.cached_tokens)
             content = encoded_again(answer)
-        call.beginning, call.usage = content, usage
-        return RESPONSE_COMPLETE
+        started = StartedResponse(response, content, step.kv, usage)
+        return ResponseStarted(False, False, started)
 
     # ------------------------------------------------------------------ counting
 
@@ -335,6 +334,11 @@ class WorkerCalls:
             self._prompt_costs.learn(request.prompt_bytes, request.parts, prompt_tokens)
 
 
+async def wait_for_prefill(prefill: asyncio.Task[PrefillOutcome]) -> None:
+    """Wait up to 5 real seconds for a prefill that runs concurrently with a decode that has ended already."""
+    await asyncio.wait((prefill,), timeout=_SETTLE_REAL_S)
+
+
 def check_present(call: CompletionCall) -> None:
     """Check that a request's client is still connected; called at the end of a prefill.
 
@@ -354,12 +358,12 @@ def _cause(call: CompletionCall, problem: ErrorReply, *, is_error_object: bool) 
     return f"it answers {problem.status}" + ("" if is_error_object else " without an error object")
 
 
-async def _error_reply(response: StreamingResponse, worker: str) -> ErrorReply:
+async def _raise_error_reply(response: StreamingResponse, worker: str) -> NoReturn:
     status = response.status
     if not 400 <= status < 600:
         raise WrongAnswer(f"{worker} answered {status}, which is neither success nor error")
     content = await response.read(limit_bytes=_MAX_ERROR_BYTES)
-    return ErrorReply(status, content, response.headers.get(b"retry-after"))
+    raise ErrorReply(status, content, response.headers.get(b"retry-after"))
 
 
 def _type_of(response: StreamingResponse) -> bytes:
