@@ -11,10 +11,10 @@ from penstock.core.http.messages import request_id
 from penstock.router.core.retries import KvLease
 from penstock.router.proxy.completion import RequestRefused, parse_completion
 from penstock.router.proxy.kv_transfer import (
-    PrefillAnswer,
+    PrefillResponse,
     decode_body,
     prefill_body,
-    read_prefill_answer,
+    read_prefill_response,
     with_cached_tokens,
 )
 from penstock.router.proxy.prefix import read_prompt
@@ -180,7 +180,7 @@ def test_the_decode_request_is_the_clients_own_bytes_and_the_params(extra, space
 
 
 def _prefilled(params, expired=None):
-    return PrefillAnswer({"kv_transfer_params": params}, None, None, KvLease(None, 0.0, expired))
+    return PrefillResponse({"kv_transfer_params": params}, None, None, KvLease(None, 0.0, expired))
 
 
 SOURCE = KvSource("10.0.0.1", None, 7)
@@ -242,7 +242,7 @@ def test_a_null_salt_does_not_come_twice():
 def test_prefill_answers_are_read(answer, expected):
     """What is absent or of the wrong type is unknown, never zero."""
     fields = NIXL.decode_fields(SOURCE, answer)
-    read = read_prefill_answer(answer, fields, KvLease(None, 0.0, None))
+    read = read_prefill_response(answer, fields, KvLease(None, 0.0, None))
 
     assert (fields and fields["kv_transfer_params"], read.prompt_tokens, read.cached_tokens) == expected
 

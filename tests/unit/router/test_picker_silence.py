@@ -14,7 +14,7 @@ def patience(jitter=0.0, *, wrong=0):
     """One that was wrong this often."""
     made = SilencePatience(5, lambda: jitter)
     for _ in range(wrong):
-        made.was_wrong()
+        made.record_false_alarm()
     return made
 
 
@@ -47,7 +47,7 @@ def test_every_wait_has_a_bound(mistakes, jitter):
         for _ in range(CALM_TICKS):
             made.tick()
         if is_wrong:
-            made.was_wrong()
+            made.record_false_alarm()
         assert 5 <= made.ticks <= MAX_TICKS
 
 

@@ -8,7 +8,7 @@ from penstock.core.errors import StreamBroken, WrongAnswer
 from penstock.router.core.retries import Assignment
 from penstock.router.core.worker import WorkerPool, WorkerSpec
 from penstock.router.metrics import RouterMetrics
-from penstock.router.proxy.kv_transfer import PrefillAnswer
+from penstock.router.proxy.kv_transfer import PrefillResponse
 from penstock.router.proxy.stream import RelayMeter
 
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
@@ -29,7 +29,7 @@ def _usage(cached=100):
 
 
 def _prefilled(cached_tokens):
-    return PrefillAnswer(None, None, cached_tokens, None)
+    return PrefillResponse(None, None, cached_tokens, None)
 
 
 def _meter(correction=None):

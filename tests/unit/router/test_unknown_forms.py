@@ -16,7 +16,7 @@ from test_stream_record import asked as asked_for
 from penstock.core.errors import StreamBroken, UpstreamError
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy.continuation import CompletionSplicer, EmittedPrefix, emitted_prefix
-from penstock.router.proxy.kv_transfer import PrefillAnswer, read_usage, with_cached_tokens
+from penstock.router.proxy.kv_transfer import PrefillResponse, read_usage, with_cached_tokens
 from penstock.router.proxy.response_splicer import ResponseSplicer
 from penstock.router.proxy.stream import RelayMeter
 from penstock.router.proxy.stream_record import RecordedBytes, StreamRecord
@@ -286,7 +286,7 @@ def test_no_event_of_any_form_fails_the_relay_its_record_or_its_seam(events, pat
     """A worker may send what it likes: the router passes it on, or blames the worker."""
     request = asked_for(path)
     record = StreamRecord(request, RecordedBytes())
-    prefilled = PrefillAnswer(None, 3, 2, None) if has_prefill else None
+    prefilled = PrefillResponse(None, 3, 2, None) if has_prefill else None
     metrics, assignment = RouterMetrics(), Assigned()
     meter = RelayMeter(metrics, assignment, lambda: None, 0.0, 0.0, 1.0, prefilled, record, can_resume=True)
     said = EmittedPrefix("a", "ab", 1, 2, {"id": "r", "item_id": "i", "sequence_number": 4})

@@ -26,14 +26,14 @@ class StreamProgress:
     Attributes:
         prompt_tokens: Number of tokens of the prompt.
         emitted_tokens: Number of response tokens that the client has received.
-        limit_tokens: Maximum number of response tokens; None if only the model's context limits them.
+        max_tokens: Maximum number of response tokens; None if only the model's context limits them.
         cached_tokens: Number of prompt tokens expected in the cache of the worker that would compute the prompt again, 0 to
             ``prompt_tokens``.
     """
 
     prompt_tokens: int
     emitted_tokens: int
-    limit_tokens: int | None
+    max_tokens: int | None
     cached_tokens: int = 0
 
 
@@ -56,7 +56,7 @@ def prefill_token_s(prefill: Iterable[SpeedCounts]) -> float | None:
     return sum(each.prefill_s for each in counts) / tokens if tokens else None
 
 
-def is_worth_moving(left: StreamProgress, decode: SpeedCounts, token_s: float | None) -> bool:
+def is_worth_moving(progress: StreamProgress, decode: SpeedCounts, token_s: float | None) -> bool:
     """Return whether moving a stream to another worker is faster than waiting until its response is complete.
 
     It is if generating the remaining response takes longer than computing the prompt and the response so far on another
@@ -64,14 +64,14 @@ def is_worth_moving(left: StreamProgress, decode: SpeedCounts, token_s: float | 
     stops can take hours.
 
     Args:
-        left: Progress and limits of the stream.
+        progress: Progress and limits of the stream.
         decode: Measured speed of the worker that generates the stream.
         token_s: Simulated seconds to compute one uncached prompt token, from `prefill_token_s`; None if unknown.
     """
-    if left.limit_tokens is None or not decode.output_tokens or token_s is None:
+    if progress.max_tokens is None or not decode.output_tokens or token_s is None:
         return True
-    left_s = (left.limit_tokens - left.emitted_tokens) * decode.decode_s / decode.output_tokens
-    return left_s > (left.prompt_tokens - left.cached_tokens + left.emitted_tokens) * token_s
+    remaining_s = (progress.max_tokens - progress.emitted_tokens) * decode.decode_s / decode.output_tokens
+    return remaining_s > (progress.prompt_tokens - progress.cached_tokens + progress.emitted_tokens) * token_s
 
 
 def cached_tokens(arrival: Arrival, others: Iterable[WorkerQueue[Any]]) -> int:

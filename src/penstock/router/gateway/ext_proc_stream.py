@@ -59,7 +59,7 @@ class GatewayStream:
         self._deadline: PatientTimer | None = None
         self._idle: PatientTimer | None = None
         self._idle_limit_s: float | None = None
-        self._touched_s = 0.0
+        self._active_s = 0.0
         self._reads = asyncio.Event()
         self._reads.set()
 
@@ -165,7 +165,7 @@ class GatewayStream:
 
     def _take_response(self, message: ProcessingRequest) -> None:
         kind, response = message.WhichOneof("request"), self._response
-        self._touched_s = time.monotonic()
+        self._active_s = time.monotonic()
         if kind == "response_headers" and not self.is_forwarded:
             self._left()  # Envoy has answered by itself
             self.abort()
@@ -192,21 +192,21 @@ class GatewayStream:
         if head.end_of_stream:
             response.finish()
         elif self._idle_limit_s is not None:
-            self._idle = PatientTimer(self._idle_limit_s, self._judge_silence)
+            self._idle = PatientTimer(self._idle_limit_s, self._check_idle_time)
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(response)
 
-    def _judge_silence(self) -> None:
+    def _check_idle_time(self) -> None:
         """End a response that was silent for the idle limit; a response whose reading is paused does not count as silent."""
         limit_s, response = self._idle_limit_s, self._response
         if limit_s is None or response is None or response.ended:
             return
         now_s = time.monotonic()
         if not self._reads.is_set():
-            self._touched_s = now_s
-        left_s = self._touched_s + limit_s - now_s
+            self._active_s = now_s
+        left_s = self._active_s + limit_s - now_s
         if left_s > 0:
-            self._idle = PatientTimer(left_s, self._judge_silence)
+            self._idle = PatientTimer(left_s, self._check_idle_time)
         else:
             text = f"{self.served or 'the worker'} fell silent (idle limit {limit_s} s)"
             self._fail(UpstreamTimeout(text, phase="idle"))
@@ -298,15 +298,15 @@ class GatewayResponder(Responder):
     """Writes a response through Envoy.
 
     Attributes:
-        exchange: The request's stream.
+        stream: The request's stream.
         has_trailers: Whether the worker's response ended with trailers.
     """
 
-    __slots__ = ("exchange", "has_trailers")
+    __slots__ = ("has_trailers", "stream")
 
-    def __init__(self, exchange: GatewayStream, request: Request) -> None:
-        super().__init__(exchange, asyncio.Transport(), request)
-        self.exchange = exchange
+    def __init__(self, stream: GatewayStream, request: Request) -> None:
+        super().__init__(stream, asyncio.Transport(), request)
+        self.stream = stream
         self.has_trailers = False
 
     def send(self, status: int, body: bytes, *, content_type: str = JSON, headers: Headers = ()) -> None:
@@ -314,23 +314,23 @@ class GatewayResponder(Responder):
         if self.disconnected:
             return
         self.status = status
-        if status == 200 and self.exchange.is_forwarded:
-            self.exchange.put(messages.head(headers))
+        if status == 200 and self.stream.is_forwarded:
+            self.stream.put(messages.head(headers))
             self._end(body)
         else:
-            self.exchange.answer(status, body, content_type, headers)
+            self.stream.answer(status, body, content_type, headers)
         self._finish()
 
     def start(self, status: int, *, content_type: str = EVENT_STREAM, headers: Headers = ()) -> None:  # noqa: ARG002 - the worker's own
         """Relay the head of the worker's response, with additional headers; ``content_type`` is not used."""
         if not self.disconnected:
             self.status = status
-            self.exchange.put(messages.head(headers))
+            self.stream.put(messages.head(headers))
 
     def write(self, data: bytes) -> None:
         """Send bytes of the body; does nothing after the end."""
         if data and not self.closed:
-            self.exchange.put(messages.chunk(data, is_last=False))
+            self.stream.put(messages.chunk(data, is_last=False))
 
     @property
     def write_framed(self) -> None:
@@ -344,7 +344,7 @@ class GatewayResponder(Responder):
 
     def break_off(self) -> None:
         """End after the data that were written, in a way that shows the client that the response is incomplete."""
-        self.exchange.is_broken |= not self.closed
+        self.stream.is_broken |= not self.closed
         super().break_off()
 
     abort = break_off
@@ -352,9 +352,9 @@ class GatewayResponder(Responder):
     def _end(self, body: bytes) -> None:
         if self.has_trailers:
             self.write(body)
-            self.exchange.put(messages.trailers())
+            self.stream.put(messages.trailers())
         else:
-            self.exchange.put(messages.chunk(body, is_last=True))
+            self.stream.put(messages.chunk(body, is_last=True))
 
 
 async def _handle(handle: _Handle, request: Request, responder: GatewayResponder) -> None:

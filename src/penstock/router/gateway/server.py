@@ -126,12 +126,12 @@ class GatewayWorkerCalls(WorkerCalls):
         call.tries.avoid |= {assignment.worker.name}
         endpoint = messages.endpoint_of(assignment.worker.spec.url)
         try:
-            response = await responder.exchange.forward(endpoint, call.upstream_headers, body, timeouts)
+            response = await responder.stream.forward(endpoint, call.upstream_headers, body, timeouts)
             if _went_elsewhere(call, assignment):
                 self._metrics.retries[_BY_GATEWAY] += 1
             return response
         finally:
-            if responder.exchange.is_forwarded:
+            if responder.stream.is_forwarded:
                 # Once Envoy has the request, it cannot be sent to another worker.
                 call.machine.deadline_s = -inf
 
@@ -193,7 +193,7 @@ class GatewayHandler(CompletionHandler):
 
 def _is_forwarded(call: CompletionCall) -> bool:
     responder = call.responder
-    return isinstance(responder, GatewayResponder) and responder.exchange.is_forwarded
+    return isinstance(responder, GatewayResponder) and responder.stream.is_forwarded
 
 
 def _went_elsewhere(call: CompletionCall, assignment: LiveAssignment) -> bool:
@@ -201,7 +201,7 @@ def _went_elsewhere(call: CompletionCall, assignment: LiveAssignment) -> bool:
     responder = call.responder
     if not isinstance(responder, GatewayResponder) or assignment.role is Role.PREFILL:
         return False
-    served = responder.exchange.served
+    served = responder.stream.served
     return served is not None and served != messages.endpoint_of(assignment.worker.spec.url)
 
 
@@ -304,14 +304,14 @@ class GatewayPicker(RouterServer):
     async def _serve(
         self, request_iterator: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[ProcessingResponse]:
-        exchange = GatewayStream(self.intake)
+        stream = GatewayStream(self.intake)
         task = asyncio.create_task(
-            exchange.run(request_iterator, self._handle, self.app.wants_body), name="gateway stream"
+            stream.run(request_iterator, self._handle, self.app.wants_body), name="gateway stream"
         )
         try:
-            async for answer in exchange.answers():
+            async for answer in stream.answers():
                 yield answer
-            if exchange.is_broken:
+            if stream.is_broken:
                 # After a normal end, Envoy would relay the response as if it were complete.
                 await context.abort(grpc.StatusCode.ABORTED, "the answer is incomplete")
         finally:

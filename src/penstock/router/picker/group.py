@@ -250,7 +250,7 @@ class PeerGroup:
         if not self._is_waiting:
             self._met.set()
         if message.instance == self.instance:
-            link.found_self()
+            link.drop_own_connection()
             return
         if message.thresholds is not None and self._thresholds.received(
             message.thresholds, message.threshold_versions

@@ -70,7 +70,7 @@ class Channel(asyncio.Protocol):
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[Message] = []
-        self._was_heard = True
+        self._has_received = True
         self.silent_ticks = 0
         self.answered: asyncio.Future[int] | None = None
         if request:
@@ -92,7 +92,7 @@ class Channel(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Decode messages and pass them on; the connection is closed if other data arrive."""
-        self._was_heard = True
+        self._has_received = True
         if self.answered is not None and not self.answered.done():
             data = self._read_answer(data, self.answered)
         try:
@@ -128,8 +128,8 @@ class Channel(asyncio.Protocol):
 
     def tick(self) -> int:
         """Count a tick of 0.1 real seconds; return for how many ticks the other router has been silent."""
-        self.silent_ticks = 0 if self._was_heard else self.silent_ticks + 1
-        self._was_heard = False
+        self.silent_ticks = 0 if self._has_received else self.silent_ticks + 1
+        self._has_received = False
         return self.silent_ticks
 
     def send(self, message: Message) -> None:
@@ -185,7 +185,7 @@ class RouterLink:
         self.status: Status | None = None
         self.has_vote = False
         self._patience = SilencePatience(SILENT_TICKS, random.random)
-        self._given_up = ""
+        self._presumed_dead = ""
 
     @property
     def is_expected(self) -> bool:
@@ -209,7 +209,7 @@ class RouterLink:
         if channel.tick() >= self.silence_ticks:
             log.warning("router is silent", url=self.url, silent_s=channel.silent_ticks * TICK_REAL_S)
             if self.status is not None:
-                self._given_up = self.status.instance
+                self._presumed_dead = self.status.instance
             self.drop()
 
     def drop(self) -> None:
@@ -218,7 +218,7 @@ class RouterLink:
         if channel is not None:
             channel.abort()
 
-    def found_self(self) -> None:
+    def drop_own_connection(self) -> None:
         """Record that the connection leads to this router itself; it is not opened again."""
         self._is_self, self.has_vote = True, False
         self.drop()
@@ -254,9 +254,9 @@ class RouterLink:
         if status == _SWITCHED:
             self.channel = channel
         elif status:
-            self._turned_down(status)
+            self._on_refusal_status(status)
 
-    def _turned_down(self, status: int) -> None:
+    def _on_refusal_status(self, status: int) -> None:
         """Record a router that refuses the connection; that router chooses workers for its own requests."""
         self.has_vote = False
         if status != self._reported_status:
@@ -267,21 +267,21 @@ class RouterLink:
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Status):
-            if self._given_up:
-                self._came_back(message.instance)
+            if self._presumed_dead:
+                self._on_return(message.instance)
             self.status, self.has_vote = message, not self._is_self
         self._on_message(self, message)
 
-    def _came_back(self, instance: str) -> None:
+    def _on_return(self, instance: str) -> None:
         """Allow a router more silence if it was taken for gone and is still the same process: it was slow."""
-        if instance == self._given_up:
-            self._patience.was_wrong()
+        if instance == self._presumed_dead:
+            self._patience.record_false_alarm()
             log.warning(
                 "a router that was silent is still the same process: its own log says why it sent nothing",
                 url=self.url,
                 silence_allowed_s=self.silence_ticks * TICK_REAL_S,
             )
-        self._given_up = ""
+        self._presumed_dead = ""
 
     def _lost(self, channel: Channel) -> None:
         if self.channel is channel:

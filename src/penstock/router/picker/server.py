@@ -145,7 +145,7 @@ class Session:
                 self.drop()
                 self.term, self.seniority = message.term, (message.since_s, message.follower)
                 if message.follower == self.server.disconnected_instance:
-                    self.server.patience.was_wrong()
+                    self.server.patience.record_false_alarm()
                     self.server.disconnected_instance = ""
                 self.server.followed()
         elif self.is_followed and type(message) in self._handlers:

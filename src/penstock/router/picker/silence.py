@@ -40,7 +40,7 @@ class SilencePatience:
             self._calm, self._base = 0, max(self._least, self._base // 2)
             self._spread()
 
-    def was_wrong(self) -> None:
+    def record_false_alarm(self) -> None:
         """Double the limit (at most 50 ticks), because a router that was taken for gone has come back: it was only slow."""
         self._calm, self._base = 0, min(MAX_TICKS, 2 * self._base)
         self._spread()

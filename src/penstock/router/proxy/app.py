@@ -39,7 +39,7 @@ from penstock.router.proxy.auth import (
     GraphSecret,
     KeyCheck,
     credentials,
-    is_of_this_machine,
+    is_from_this_machine,
 )
 from penstock.router.proxy.call import CompletionCall, RequestTrace
 from penstock.router.proxy.completion import (
@@ -191,7 +191,7 @@ class RouterApp:
                 call.trace = RequestTrace(self.tracing, request, call)
             if self.reader is not None and not parsed.endpoint.is_relayed:
                 keyed = self.reader.read_at_once(call.request) or await self.reader.read(call.request)
-                call.take_keys(keyed)
+                call.set_keys(keyed)
             await self.handler.serve(call)
         except RequestRefused as refusal:
             self._metrics.errors[refusal.code] += 1
@@ -480,7 +480,7 @@ class RouterApp:
         if len(parts) == 1:
             _require(request, "GET")
             is_admin = self._admin.allows(request.headers)
-            if not (is_admin or is_of_this_machine(request) or self.secret.holds(request.headers)):
+            if not (is_admin or is_from_this_machine(request) or self.secret.holds(request.headers)):
                 self._check_key(request)
             return self._listed_workers(shows_urls=is_admin)
         if len(parts) != 3 or parts[2] not in {"drain", "undrain"}:

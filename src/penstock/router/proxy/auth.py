@@ -287,7 +287,7 @@ class AdminCheck:
 _PROXIED: Final = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
 
 
-def is_of_this_machine(request: Request) -> bool:
+def is_from_this_machine(request: Request) -> bool:
     """Return whether a request comes from a program on this machine and was not forwarded by a proxy."""
     return is_loopback(request.peer.rpartition(":")[0]) and _PROXIED.isdisjoint(request.headers)
 

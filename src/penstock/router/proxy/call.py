@@ -22,7 +22,7 @@ from penstock.router.proxy.auth import TierIdentity
 from penstock.router.proxy.completion import CompletionRequest
 from penstock.router.proxy.continuation import ResumableStream
 from penstock.router.proxy.failures import TryFailure
-from penstock.router.proxy.kv_transfer import PrefillAnswer
+from penstock.router.proxy.kv_transfer import PrefillResponse
 from penstock.router.proxy.prefix import Keyed
 
 _NS: Final = 1e9
@@ -40,7 +40,7 @@ class StartedResponse(NamedTuple):
 
     response: StreamingResponse
     first_part: bytes
-    kv: PrefillAnswer | None
+    kv: PrefillResponse | None
     usage: Any = None
 
 
@@ -56,13 +56,13 @@ class CompletionCall:
         request: Request to send to workers; if the stream is resumed, the request for the remaining part of the response.
         responder: Writes the response to the client.
         arrived_real_s: ``time.monotonic()`` at arrival.
-        prompt_tokens: Number of prompt tokens: estimated, or counted by a worker if ``prompt_counted``.
+        prompt_tokens: Number of prompt tokens: estimated, or counted by a worker if ``is_prompt_counted``.
         headers: Headers of the response to the client; the first is the request's id.
         upstream_headers: Headers of the requests to workers.
         machine: State machine of the request; set when `CompletionHandler.serve` starts.
         session: Value of the header that groups requests into a session; empty without one.
         identity: Tier and tenant of the request; None if tiers are disabled.
-        prompt_counted: Whether `prompt_tokens` was counted by a worker.
+        is_prompt_counted: Whether `prompt_tokens` was counted by a worker.
         cached_tokens: Number of prompt tokens that prefill found in its cache; None if unknown.
         output_tokens: Number of output tokens.
         queued_s: Total time in the router's queues, in simulated seconds.
@@ -75,11 +75,11 @@ class CompletionCall:
         prefill_worker: Name of the last prefill worker; None if there was none.
         worker: Name of the last worker of the stage that generates the response; None if there was none.
         error: Reason for which the request failed; None if it has not failed.
-        has_comments_alone: Whether the client has received the head of the response with status 200 and only comments after
+        has_only_comments: Whether the client has received the head of the response with status 200 and only comments after
             it, but no token.
         failed_status: HTTP status that the error would have had, if the request failed after the head with status 200 but
             before any token; 0 otherwise.
-        asks_ids: Whether workers are asked for token ids, so that another worker can resume the stream by them.
+        requests_token_ids: Whether workers are asked for token ids, so that another worker can resume the stream by them.
         resumable: State of a stream that another worker could resume; None if no token has arrived yet or no other worker could
             resume it.
         failure: Failure of the newest try, and the error response for the client if no other try follows; None if it has not
@@ -96,7 +96,7 @@ class CompletionCall:
     machine: RequestMachine = field(init=False)
     session: str = ""
     identity: TierIdentity | None = None
-    prompt_counted: bool = False
+    is_prompt_counted: bool = False
     cached_tokens: int | None = None
     output_tokens: int = 0
     queued_s: float = 0.0
@@ -108,20 +108,20 @@ class CompletionCall:
     prefill_worker: str | None = None
     worker: str | None = None
     error: str | None = None
-    has_comments_alone: bool = False
+    has_only_comments: bool = False
     failed_status: int = 0
-    asks_ids: bool = False
+    requests_token_ids: bool = False
     resumable: ResumableStream | None = None
     failure: TryFailure | None = None
     trace: RequestTrace | None = None
 
-    def take_keys(self, keyed: Keyed) -> None:
+    def set_keys(self, keyed: Keyed) -> None:
         """Store the prefix keys of the request's prompt, and its exact number of tokens unless a worker has counted them already.
 
         ``keyed`` contains both; the number is missing there (None) if the keys were made from bytes.
         """
         self.keyed = keyed
-        if keyed.tokens is not None and not self.prompt_counted:
+        if keyed.tokens is not None and not self.is_prompt_counted:
             self.prompt_tokens = keyed.tokens
 
     def shown(self) -> dict[str, Any]:

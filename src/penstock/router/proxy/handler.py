@@ -82,7 +82,7 @@ from penstock.router.proxy.query_of_death import QueriesOfDeath
 from penstock.router.proxy.stream import RelayMeter
 from penstock.router.proxy.stream_continuations import StreamContinuations
 from penstock.router.proxy.wait_comments import WaitComments
-from penstock.router.proxy.worker_calls import WorkerCalls, check_present, wait_for_prefill
+from penstock.router.proxy.worker_calls import WorkerCalls, check_client_connected, wait_for_prefill
 
 log = get_logger(__name__)
 
@@ -147,31 +147,31 @@ class CompletionHandler:
         self._worker_calls = self.worker_calls_type(
             context,
             can_resume=self.can_resume,
-            on_prefill_end=self._prefill_ended,
+            on_prefill_end=self._concurrent_prefill_ended,
         )
         # Each raises ClientDisconnected if the client has disconnected.
         self._step_handlers: Mapping[type[Step], Callable[[CompletionCall, Any], Awaitable[StepResult]]] = {
             AcquireWorker: self._acquire,
             SendRequest: self._worker_calls.send,
-            ConfirmLease: self._confirm,
-            RelayStream: self._stream,
+            ConfirmLease: self._confirm_lease,
+            RelayStream: self._relay_stream,
             AwaitPrefill: self._await_prefill,
             AwaitOutage: self._await_outage,
             Retry: self._retry,
             BuildContinuation: self._build_continuation,
         }
         self._notification_handlers: Mapping[type[Notification], Callable[[CompletionCall, Any], None]] = {
-            PrefillFinished: self._computed,
-            SendResponse: self._deliver,
+            PrefillFinished: self._prefill_finished,
+            SendResponse: self._send_response,
             SendEnding: self._send_ending,
-            ReleaseWorker: self._release,
-            ConcurrentPrefillFinished: self._computed,
+            ReleaseWorker: self._release_worker,
+            ConcurrentPrefillFinished: self._prefill_finished,
             ReleasePrefillWorker: self._release_prefill_worker,
             RefusedAtCapacity: self._refused_at_capacity,
             CountTransfer: self._count_transfer,
             ReleaseKv: self._release_kv,
-            StreamLost: self._continuations.lose,
-            QueryOfDeath: self._continuations.refuse,
+            StreamLost: self._continuations.record_lost,
+            QueryOfDeath: self._continuations.reject_repeats,
         }
         self._prompt_costs = context.prompt_costs
         self._clock = clock
@@ -198,7 +198,7 @@ class CompletionHandler:
         )
         if call.request.stream and self.writes_stream(call):
             self._wait_comments.arrive(call)
-            call.asks_ids = self._continuations.asks_ids(call.request)
+            call.requests_token_ids = self._continuations.requests_token_ids(call.request)
         try:
             step = machine.advance(None)
             while not isinstance(step, End):
@@ -206,7 +206,7 @@ class CompletionHandler:
                 if machine.steps:
                     self._do_notifications(call)
             if step.kind is not EndKind.SERVED:
-                self._answer_failure(call, step)
+                self._send_failure(call, step)
         except BaseException as problem:
             # Release everything that the request occupies, whatever the problem was.
             machine.advance(None if call.is_delivered else CLIENT_DISCONNECTED)
@@ -225,7 +225,7 @@ class CompletionHandler:
 
         If so, the stream's events are recorded from now on.
         """
-        return self._continuations.begin(call) is not None
+        return self._continuations.resumable_stream_of(call) is not None
 
     def writes_stream(self, call: CompletionCall) -> bool:  # noqa: ARG002 - gateways need it
         """Return True: this router writes the client's stream itself, so that it can start it before a worker has answered.
@@ -245,7 +245,7 @@ class CompletionHandler:
         is_on_path = self._transfer_paths is None or request.path in self._transfer_paths
         return is_on_path and decode_only_reason(request) is None
 
-    def _answer_failure(self, call: CompletionCall, end: End) -> None:
+    def _send_failure(self, call: CompletionCall, end: End) -> None:
         """Send the response to a request that was not served."""
         if end.failed_on:
             log.debug("request failed on several workers: counted against none", workers=end.failed_on)
@@ -277,7 +277,7 @@ class CompletionHandler:
 
     def _end_in_error(self, call: CompletionCall, response: ErrorResponse) -> None:
         """End a stream whose head was sent with an error event, so that it does not look complete."""
-        if call.has_comments_alone:
+        if call.has_only_comments:
             call.failed_status = response.status
         # The rest of a stream may be requested by another API than the client's.
         request = call.request if call.resumable is None else call.resumable.request
@@ -293,17 +293,17 @@ class CompletionHandler:
             step = steps.pop(0)
             self._notification_handlers[type(step)](call, step)
 
-    def _release(self, call: CompletionCall, step: ReleaseWorker) -> None:
+    def _release_worker(self, call: CompletionCall, step: ReleaseWorker) -> None:
         if step.response is not None:
             step.response.response.abort()
         if call.trace is not None:
             call.trace.answered(sys.exception() or (call.failure and call.failure.problem))
         self._admission.release(step.assignment)
 
-    def _computed(self, _: CompletionCall, step: PrefillFinished | ConcurrentPrefillFinished) -> None:
+    def _prefill_finished(self, _: CompletionCall, step: PrefillFinished | ConcurrentPrefillFinished) -> None:
         self._admission.prefilled(step.assignment, step.cached_tokens)
 
-    def _deliver(self, call: CompletionCall, step: SendResponse) -> None:
+    def _send_response(self, call: CompletionCall, step: SendResponse) -> None:
         started: StartedResponse = step.response
         self._worker_calls.note_usage(call, started.usage)
         call.responder.send(200, started.first_part, content_type=JSON, headers=call.headers)
@@ -313,7 +313,7 @@ class CompletionHandler:
         call.responder.end()
         call.is_delivered = True
 
-    def _prefill_ended(self, call: CompletionCall, outcome: PrefillOutcome) -> None:
+    def _concurrent_prefill_ended(self, call: CompletionCall, outcome: PrefillOutcome) -> None:
         call.machine.advance(ConcurrentPrefillEnded(outcome))
         self._do_notifications(call)
 
@@ -365,7 +365,7 @@ class CompletionHandler:
         resumable = call.resumable
         assert resumable is not None  # noqa: S101 - only a stream that another worker could resume is asked for its rest
         async with self._builds_continuation:
-            counted = call.prompt_tokens if call.prompt_counted else None
+            counted = call.prompt_tokens if call.is_prompt_counted else None
             built = self._continuations.build(resumable, counted)
             await asyncio.sleep(0)
         if built is None:
@@ -379,7 +379,7 @@ class CompletionHandler:
         role, admission = step.role, self._admission
         if role is not self._entry:
             # A client that disconnects during the prefill is only noticed at its end.
-            check_present(call)
+            check_client_connected(call)
         if call.trace is not None:
             call.trace.waits(role.value)
         try:
@@ -423,14 +423,14 @@ class CompletionHandler:
 
     # ------------------------------------------------------------------ responses
 
-    async def _confirm(self, call: CompletionCall, step: ConfirmLease) -> bool:
+    async def _confirm_lease(self, call: CompletionCall, step: ConfirmLease) -> bool:
         """Return whether the first part of a response may be sent: its text may be wrong if its KV was read too late."""
         is_intact = await self._transfers.confirm(step.kv.lease)
         if not is_intact:
             call.failure = TryFailure(StreamBroken("the KV may have been read after its lease"))
         return is_intact
 
-    async def _stream(self, call: CompletionCall, step: RelayStream) -> FailedTry | None:
+    async def _relay_stream(self, call: CompletionCall, step: RelayStream) -> FailedTry | None:
         """Relay a stream; return None at its end, which can be an error event of the worker, else the failure."""
         started: StartedResponse = step.response
         assignment, responder, resumable = step.assignment, call.responder, call.resumable
@@ -446,7 +446,9 @@ class CompletionHandler:
             is_single=(call.request if resumable is None else resumable.request).is_single,
         )
         observe = (
-            meter.observe if resumable is None else self._continuations.follow(resumable, meter, call.ttft_s)
+            meter.observe
+            if resumable is None
+            else self._continuations.observer_of(resumable, meter, call.ttft_s)
         )
         if call.machine.alone_at:
             observe = partial(_observe_suspect, call, meter, observe)
@@ -455,7 +457,7 @@ class CompletionHandler:
         try:
             if not responder.started:
                 responder.start(200, content_type=EVENT_STREAM, headers=call.headers)
-            call.has_comments_alone = False
+            call.has_only_comments = False
             responder.write(observe(started.first_part, 0))
             await relay(started.response, responder, observe=observe)
             if not meter.is_complete:
@@ -466,7 +468,7 @@ class CompletionHandler:
             # Many clients disconnect at [DONE], without waiting for the end of the body.
             call.is_delivered = meter.is_done
             if meter.is_done:
-                self._note_own_error(call, meter)
+                self._count_error_event(call, meter)
             raise
         except UpstreamError as problem:
             if not meter.is_done:
@@ -486,14 +488,14 @@ class CompletionHandler:
             usage, tokens = (
                 (meter.usage, meter.tokens)
                 if resumable is None
-                else self._continuations.emitted(resumable, meter)
+                else self._continuations.totals_of(resumable, meter)
             )
             self._worker_calls.note_usage(call, usage)
             call.output_tokens = max(call.output_tokens, tokens)
-        self._note_own_error(call, meter)
+        self._count_error_event(call, meter)
         return None
 
-    def _note_own_error(self, call: CompletionCall, meter: RelayMeter) -> None:
+    def _count_error_event(self, call: CompletionCall, meter: RelayMeter) -> None:
         """Count a stream that ended with an error event of the worker."""
         if meter.has_error:
             call.error = BROKEN

@@ -49,7 +49,7 @@ _RESPONSES_USAGE: Final = ("input_tokens", "output_tokens", "input_tokens_detail
 
 
 @dataclass(slots=True)
-class PrefillAnswer:
+class PrefillResponse:
     """Response of a prefill worker, and how the decode worker gets its KV.
 
     Attributes:
@@ -84,7 +84,7 @@ def prefill_body(request: CompletionRequest, kv_transfer: KvTransferProtocol, so
     return encoded({**kept, "stream": False, **kv_transfer.limits, **kv_transfer.prefill_fields(source)})
 
 
-def decode_body(request: CompletionRequest, prefilled: PrefillAnswer) -> bytes:
+def decode_body(request: CompletionRequest, prefilled: PrefillResponse) -> bytes:
     """Return the body of the request to a decode worker: the client's bytes plus the KV transfer's fields and a cache salt.
 
     ``prefilled`` is the prefill worker's response. Returns the client's bytes unchanged if that worker holds no blocks.
@@ -113,9 +113,9 @@ def _epoch(params: dict[str, Any], expired_leases: float | None) -> str | None:
     return prompt if isinstance(prompt, str) and prompt else None
 
 
-def read_prefill_answer(
+def read_prefill_response(
     answer: dict[str, Any], fields: dict[str, Any] | None, lease: KvLease
-) -> PrefillAnswer:
+) -> PrefillResponse:
     """Return what the router needs from a prefill worker's response: token counts, and how decode gets the prompt's KV.
 
     Args:
@@ -124,7 +124,7 @@ def read_prefill_answer(
         lease: Lease of the held blocks.
     """
     prompt_tokens, _, cached_tokens = read_usage(answer.get("usage"))
-    return PrefillAnswer(fields, prompt_tokens, cached_tokens, lease)
+    return PrefillResponse(fields, prompt_tokens, cached_tokens, lease)
 
 
 def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
@@ -177,12 +177,12 @@ class KvTransfers:
         self._workers = context.admission.core.pool
         self._clock = context.clock
         self._lease_s, self._is_leased = context.settings.lease_s, context.settings.kv_transfer.is_leased
-        self._is_given_back = context.settings.kv_transfer.is_given_back
+        self._must_be_released = context.settings.kv_transfer.is_given_back
         wait_real_s = context.settings.config.health.timeout_real_seconds
         self._page_timeouts = Timeouts.each(max(wait_real_s, _PATIENCE_REAL_S))
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def unpaired(self, role: Role, transfer: PrefillAnswer | None) -> frozenset[str]:
+    def unpaired(self, role: Role, transfer: PrefillResponse | None) -> frozenset[str]:
         """Return the names of the workers of ``role`` that cannot take part in a KV transfer, because the engine versions differ.
 
         For prefill, these are the workers whose version no decode worker has; for decode, the workers whose version differs
@@ -244,7 +244,7 @@ class KvTransfers:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def release(self, prefilled: PrefillAnswer, headers: Headers) -> None:
+    def release(self, prefilled: PrefillResponse, headers: Headers) -> None:
         """Tell a prefill worker in the background that no decode worker fetches a prompt's KV, so that it frees the blocks.
 
         If this fails, the blocks are freed when their lease ends.
@@ -253,7 +253,7 @@ class KvTransfers:
             prefilled: Response of the prefill worker that holds the KV.
             headers: Upstream headers of the request, for workers that require a key.
         """
-        if not self._is_given_back:
+        if not self._must_be_released:
             return
         task = asyncio.create_task(self._release(prefilled.fields or {}, headers), name="KV release")
         self._tasks.add(task)

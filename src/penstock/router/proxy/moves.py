@@ -104,7 +104,7 @@ class StreamMoves:
         for call, stream in list(streams.items()):
             if len(self._moving) >= MAX_CONCURRENT_MOVES:
                 return
-            if not (call.machine.may_move and self._gains(call, stream.meter, worker, token_s)):
+            if not (call.machine.may_move and self._is_worth_moving(call, stream.meter, worker, token_s)):
                 continue
             if not self._continuations.can_continue(call):
                 del streams[call]
@@ -115,12 +115,16 @@ class StreamMoves:
         if not streams:
             del self._streams[worker]
 
-    def _gains(self, call: CompletionCall, meter: RelayMeter, worker: Worker, token_s: float | None) -> bool:
+    def _is_worth_moving(
+        self, call: CompletionCall, meter: RelayMeter, worker: Worker, token_s: float | None
+    ) -> bool:
         """Return whether moving a stream is worthwhile; its prompt is looked up only if the cached tokens are decisive."""
-        left = self._continuations.left(call, meter)
-        if is_worth_moving(left, worker.speed, token_s):
+        progress = self._continuations.progress_of(call, meter)
+        if is_worth_moving(progress, worker.speed, token_s):
             return True
-        if not is_worth_moving(replace(left, cached_tokens=left.prompt_tokens), worker.speed, token_s):
+        if not is_worth_moving(
+            replace(progress, cached_tokens=progress.prompt_tokens), worker.speed, token_s
+        ):
             return False
         if not self._lookups_left:
             return False
@@ -129,7 +133,7 @@ class StreamMoves:
         streams = self._streams[worker]
         streams[call] = streams.pop(call)
         cached = self._cached_tokens(call, worker)
-        return is_worth_moving(replace(left, cached_tokens=cached), worker.speed, token_s)
+        return is_worth_moving(replace(progress, cached_tokens=cached), worker.speed, token_s)
 
     def _cached_tokens(self, call: CompletionCall, worker: Worker) -> int:
         """Return the number of a prompt's tokens expected in the cache of the worker that would compute it again."""

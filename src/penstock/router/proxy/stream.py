@@ -26,7 +26,7 @@ from penstock.router.core.retries import Assignment
 from penstock.router.metrics import RouterMetrics
 from penstock.router.proxy import messages
 from penstock.router.proxy.failures import ErrorReply
-from penstock.router.proxy.kv_transfer import PrefillAnswer, with_cached_tokens
+from penstock.router.proxy.kv_transfer import PrefillResponse, with_cached_tokens
 from penstock.router.proxy.routes import ApiEndpoint
 from penstock.router.proxy.stream_record import BATCH, LARGE_READ_BYTES, StreamRecord
 
@@ -61,7 +61,7 @@ def _is_completion(answer: dict[str, Any]) -> bool:
     )
 
 
-def encoded_again(answer: dict[str, Any]) -> bytes:
+def reencode(answer: dict[str, Any]) -> bytes:
     """Return a worker's JSON object as bytes, after the router has changed it.
 
     Raises:
@@ -169,7 +169,7 @@ class RelayMeter:
     arrived_real_s: float
     dispatched_real_s: float
     speed: float
-    prefilled: PrefillAnswer | None
+    prefilled: PrefillResponse | None
     record: StreamRecord | None = None
     can_resume: bool = False
     is_single: bool = True
@@ -345,7 +345,7 @@ class RelayMeter:
         if isinstance(usage, dict):
             if self.prefilled is not None:
                 with_cached_tokens(usage, self.prefilled.cached_tokens)
-                rewritten = encode_event(encoded_again(chunk))
+                rewritten = encode_event(reencode(chunk))
             self.usage = usage
         return _has_text(chunk), rewritten
 
@@ -367,7 +367,7 @@ class RelayMeter:
             return False, None
         with_cached_tokens(usage, self.prefilled.cached_tokens)
         self.usage = {**(self.usage or {}), **usage}
-        return False, event[: event.find(b"\n") + 1] + encode_event(encoded_again(chunk))
+        return False, event[: event.find(b"\n") + 1] + encode_event(reencode(chunk))
 
     def _read_response_event(self, name: bytes, data: bytes) -> bool:
         if name.endswith(_RESPONSE_ENDS):

@@ -54,39 +54,43 @@ class StreamContinuations:
         queries_of_death: QueriesOfDeath,
     ) -> None:
         self._queries_of_death = queries_of_death
-        self._most = config.max_continuations
+        self._max_continuations = config.max_continuations
         self._by_tokens = config.continue_by is ContinueBy.TOKENS
         self._context_tokens = None if graph is None else graph.model.context_tokens
         self._tokens_per_event = 1 if graph is None else graph.engine.stream_interval_tokens
         self._metrics = metrics
         self._total = RecordedBytes()
 
-    def asks_ids(self, request: CompletionRequest) -> bool:
+    def requests_token_ids(self, request: CompletionRequest) -> bool:
         """Return whether the worker of a request is asked for token ids, by which another worker could resume the stream."""
         return (
             self._by_tokens
             and request.stream
-            and self._most > 0
+            and self._max_continuations > 0
             and takes_tokens(request, self._context_tokens)
         )
 
-    def begin(self, call: CompletionCall) -> ResumableStream | None:
+    def resumable_stream_of(self, call: CompletionCall) -> ResumableStream | None:
         """Return the state of a stream that starts, or is resumed by another worker; the stream is recorded from now on.
 
         Returns None if no other worker could resume the stream if it breaks off.
         """
-        if call.resumable is None and self._most and (call.asks_ids or not refusal_of(call.request)):
+        if (
+            call.resumable is None
+            and self._max_continuations
+            and (call.requests_token_ids or not refusal_of(call.request))
+        ):
             record = StreamRecord(
                 call.request,
                 self._total,
                 tokens_per_event=self._tokens_per_event,
-                by_tokens=call.asks_ids,
+                by_tokens=call.requests_token_ids,
             )
-            hides_ids = call.asks_ids and not call.request.body.get(WITH_IDS)
+            hides_ids = call.requests_token_ids and not call.request.body.get(WITH_IDS)
             call.resumable = ResumableStream(record, call.request, hides_ids)
         return call.resumable
 
-    def follow(self, resumable: ResumableStream, meter: RelayMeter, ttft_s: float | None) -> Observe:
+    def observer_of(self, resumable: ResumableStream, meter: RelayMeter, ttft_s: float | None) -> Observe:
         """Return the function that processes each read from the present worker and returns the bytes for the client.
 
         Args:
@@ -102,7 +106,7 @@ class StreamContinuations:
             observe = partial(_observe_continuation, meter, resumable.splicer)
         return partial(observe_without_ids, observe) if resumable.hides_ids else observe
 
-    def emitted(self, resumable: ResumableStream, meter: RelayMeter) -> tuple[dict[str, Any] | None, int]:
+    def totals_of(self, resumable: ResumableStream, meter: RelayMeter) -> tuple[dict[str, Any] | None, int]:
         """Return the usage object and the number of output tokens of the entire stream, when the part of the present worker has ended.
 
         The usage object is None if no worker has sent one.
@@ -139,7 +143,7 @@ class StreamContinuations:
     def _request_of(self, resumable: ResumableStream, emitted: EmittedPrefix) -> CompletionRequest | None:
         return continuation_request(resumable.request, emitted, context_tokens=self._context_tokens)
 
-    def left(self, call: CompletionCall, meter: RelayMeter) -> StreamProgress:
+    def progress_of(self, call: CompletionCall, meter: RelayMeter) -> StreamProgress:
         """Return how many tokens of a stream the client has, and the maximum of the stream, without parsing its events."""
         resumable = _resumable(call)
         before = 0 if resumable.splicer is None else resumable.splicer.tokens
@@ -162,12 +166,14 @@ class StreamContinuations:
         self._metrics.continuations[reason] += 1
         log.info("stream continues elsewhere", reason=reason, left=call.worker, tokens=splicer.tokens)
 
-    def lose(self, call: CompletionCall, step: StreamLost) -> None:
+    def record_lost(self, call: CompletionCall, step: StreamLost) -> None:
         """Count and log an interrupted stream that cannot be resumed; ``step`` says why, and which failure broke it off."""
         why = step.why
         if why == "request":
-            why = "" if call.asks_ids else refusal_of(call.request)
-            why = why or ("a gateway relays it" if self._most else "retries.maxContinuations is 0")
+            why = "" if call.requests_token_ids else refusal_of(call.request)
+            why = why or (
+                "a gateway relays it" if self._max_continuations else "retries.maxContinuations is 0"
+            )
         elif why == "response":
             resumable = _resumable(call)
             why = refusal_of_stream(resumable.record, resumable.emitted) or str(ENDING)
@@ -183,7 +189,7 @@ class StreamContinuations:
             continuations=call.machine.continuations,
         )
 
-    def refuse(self, call: CompletionCall, step: QueryOfDeath) -> None:
+    def reject_repeats(self, call: CompletionCall, step: QueryOfDeath) -> None:
         """Reject repeats of a request that has crashed workers for 10 simulated minutes (`REFUSED_S`), and log the hash of its body."""
         raw = (call.request if call.resumable is None else call.resumable.request).raw
         digest = self._queries_of_death.add(raw, step.before, step.worker)

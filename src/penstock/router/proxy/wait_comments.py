@@ -69,5 +69,5 @@ class WaitComments:
         responder = call.responder
         if not responder.started:
             responder.start(200, content_type=EVENT_STREAM, headers=call.headers)
-            call.has_comments_alone = True
+            call.has_only_comments = True
         responder.write(comment)

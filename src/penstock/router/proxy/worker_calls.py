@@ -39,20 +39,20 @@ from penstock.router.proxy.call import CompletionCall, StartedResponse
 from penstock.router.proxy.failures import ErrorReply, TryFailure, failed_try, retry_scope_of
 from penstock.router.proxy.hidden_ids import with_ids
 from penstock.router.proxy.kv_transfer import (
-    PrefillAnswer,
+    PrefillResponse,
     decode_body,
     prefill_body,
-    read_prefill_answer,
+    read_prefill_response,
     read_usage,
     source_of,
     with_cached_tokens,
 )
-from penstock.router.proxy.stream import encoded_again, read_completion, read_preamble
+from penstock.router.proxy.stream import read_completion, read_preamble, reencode
 from penstock.runtimes.kv_transfer import KvSource
 
 log = get_logger(__name__)
 
-_MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+_MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
 """Chosen: a complete response with logprobs of 100,000 tokens is smaller; a runaway worker is cut off."""
 _MAX_ERROR_BYTES: Final = 1024 * 1024
 
@@ -113,26 +113,28 @@ class WorkerCalls:
             if self._kv_transfer.is_concurrent:
                 return self._start_prefill(call, assignment, source, body)
             return await self._prefill(call, assignment, source, body)
-        if call.asks_ids:
+        if call.requests_token_ids:
             request = with_ids(request)
         body = request.raw if step.kv is None else decode_body(request, step.kv)
         read = self._start_stream if request.stream else self._read_complete
-        decoding = self._exchange(call, assignment, body, partial(read, step), reads_kv=step.kv is not None)
-        return await (decoding if step.prefill is None else self._joined(step.prefill, decoding))
+        decoding = self._call_worker(
+            call, assignment, body, partial(read, step), reads_kv=step.kv is not None
+        )
+        return await (decoding if step.prefill is None else self._decode_with_prefill(step.prefill, decoding))
 
     async def _prefill(
         self, call: CompletionCall, assignment: LiveAssignment, source: KvSource, body: bytes
     ) -> StepResult:
         call.responder.patience_s = _LAST_STEP_REAL_S
         try:
-            outcome = await self._exchange(call, assignment, body, partial(self._read_prefilled, source))
+            outcome = await self._call_worker(call, assignment, body, partial(self._read_prefilled, source))
         finally:
             call.responder.patience_s = 0.0
         if not isinstance(outcome, PromptComputed) and outcome is not Problem.SATURATED:
-            check_present(call)
+            check_client_connected(call)
         return outcome
 
-    async def _exchange(
+    async def _call_worker(
         self,
         call: CompletionCall,
         assignment: LiveAssignment,
@@ -214,34 +216,34 @@ class WorkerCalls:
         self, call: CompletionCall, assignment: LiveAssignment, source: KvSource, body: bytes
     ) -> PrefillStarted:
         lease = KvLease(assignment.worker, self._clock.now_s(), None)
-        kv = PrefillAnswer(self._kv_transfer.decode_fields(source, None), None, None, lease)
+        kv = PrefillResponse(self._kv_transfer.decode_fields(source, None), None, None, lease)
         task = asyncio.create_task(self._prefill_concurrently(call, assignment, body, kv), name="prefill")
         return PrefillStarted(kv, task)
 
     async def _prefill_concurrently(
-        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, kv: PrefillAnswer
+        self, call: CompletionCall, assignment: LiveAssignment, body: bytes, kv: PrefillResponse
     ) -> PrefillOutcome:
         read = partial(self._read_concurrent_prefill, kv)
-        outcome = await self._exchange(call, assignment, body, read, is_concurrent=True)
+        outcome = await self._call_worker(call, assignment, body, read, is_concurrent=True)
         assert isinstance(outcome, PromptComputed | FailedTry | Problem)  # noqa: S101 - what the reader and failures give
         self._on_prefill_end(call, outcome)
         return outcome
 
     async def _read_concurrent_prefill(
         self,
-        kv: PrefillAnswer,
+        kv: PrefillResponse,
         call: CompletionCall,
         assignment: LiveAssignment,
         response: StreamingResponse,
     ) -> PromptComputed:
-        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
+        content = await response.read(limit_bytes=_MAX_RESPONSE_BYTES)
         answer = read_completion(content, _type_of(response), assignment.worker.name, call.request.endpoint)
         prompt_tokens, _, cached_tokens = read_usage(answer.get("usage"))
         self._count_computed(call, prompt_tokens)
         call.cached_tokens = kv.cached_tokens = cached_tokens
         return PromptComputed(cached_tokens, kv)
 
-    async def _joined(
+    async def _decode_with_prefill(
         self, prefill: asyncio.Task[PrefillOutcome], decoding: Coroutine[Any, Any, StepResult]
     ) -> StepResult:
         """Return decode's result, or the failure of the prefill if that fails before decode's first token."""
@@ -267,11 +269,11 @@ class WorkerCalls:
         response: StreamingResponse,
     ) -> StepResult:
         worker = assignment.worker
-        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
+        content = await response.read(limit_bytes=_MAX_RESPONSE_BYTES)
         lease = KvLease(worker, self._clock.now_s(), worker.expired_leases)
         answer = read_completion(content, _type_of(response), worker.name, call.request.endpoint)
         fields = self._kv_transfer.decode_fields(source, answer)
-        prefilled = read_prefill_answer(answer, fields, lease)
+        prefilled = read_prefill_response(answer, fields, lease)
         self._count_computed(call, prefilled.prompt_tokens)
         call.cached_tokens = prefilled.cached_tokens
         return PromptComputed(prefilled.cached_tokens, prefilled if fields else None)
@@ -290,7 +292,7 @@ class WorkerCalls:
     async def _read_complete(
         self, step: SendRequest, call: CompletionCall, assignment: LiveAssignment, response: StreamingResponse
     ) -> StepResult:
-        content = await response.read(limit_bytes=_MAX_ANSWER_BYTES)
+        content = await response.read(limit_bytes=_MAX_RESPONSE_BYTES)
         assignment.is_computed = True
         answer = read_completion(content, _type_of(response), assignment.worker.name, call.request.endpoint)
         usage = answer.get("usage")
@@ -298,7 +300,7 @@ class WorkerCalls:
             if step.prefill is not None:
                 await wait_for_prefill(step.prefill)  # its answer has the count
             with_cached_tokens(usage, step.kv.cached_tokens)
-            content = encoded_again(answer)
+            content = reencode(answer)
         started = StartedResponse(response, content, step.kv, usage)
         return ResponseStarted(False, False, started)
 
@@ -323,12 +325,12 @@ class WorkerCalls:
 
     def _count_prompt(self, call: CompletionCall, prompt_tokens: int | None) -> None:
         """Record a worker's count of the client's prompt, the first time only, and adapt the estimates of prompt sizes to it."""
-        if prompt_tokens is None or call.prompt_counted:
+        if prompt_tokens is None or call.is_prompt_counted:
             return
         if prompt_tokens > 0:
             self._metrics.prompt_estimate.observe(call.prompt_tokens / prompt_tokens)
         call.prompt_tokens = prompt_tokens
-        call.prompt_counted = True
+        call.is_prompt_counted = True
         request = call.request if call.resumable is None else call.resumable.request
         if not request.prompt_ids and not request.endpoint.is_relayed:
             self._prompt_costs.learn(request.prompt_bytes, request.parts, prompt_tokens)
@@ -339,7 +341,7 @@ async def wait_for_prefill(prefill: asyncio.Task[PrefillOutcome]) -> None:
     await asyncio.wait((prefill,), timeout=_SETTLE_REAL_S)
 
 
-def check_present(call: CompletionCall) -> None:
+def check_client_connected(call: CompletionCall) -> None:
     """Check that a request's client is still connected; called at the end of a prefill.
 
     A disconnection during the prefill is not noticed otherwise.
