@@ -105,7 +105,7 @@ def admission_us() -> dict[str, dict[str, float]]:
             core.load_read(worker, 0.0)
         last = next(iter(core.pool))
         took[name] = {
-            "decision": _microseconds(lambda core=core: core.full_stage(Role.AGGREGATED, 0.0)),  # type: ignore[misc]
+            "decision": _microseconds(lambda core=core: core.stages.full(Role.AGGREGATED, 0.0)),  # type: ignore[misc]
             "load event": _microseconds(lambda core=core, last=last: core.load_read(last, 0.0)),  # type: ignore[misc]
         }
         if busy == ADMISSION_WORKERS:

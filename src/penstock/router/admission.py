@@ -319,7 +319,7 @@ class Admission:
         Raises:
             AdmissionError: all workers of the role are busy.
         """
-        full = self.core.full_stage(role, self._now_s())
+        full = self.core.stages.full(role, self._now_s())
         if full is not None:
             raise self.all_busy(full)
 

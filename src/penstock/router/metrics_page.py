@@ -149,7 +149,7 @@ class MetricsPage:
             names.ROUTER_WORKER_METRICS_AGE: lambda each: each.metrics_age_s(now_s),
             names.ROUTER_WORKER_ACTIVE_DECODE_BLOCKS: _active_blocks,
             names.ROUTER_WORKER_KV_TOTAL_BLOCKS: lambda each: each.kv_total_blocks,
-            names.ROUTER_WORKER_ACTIVE_PREFILL_TOKENS: core.active_prefill_tokens,
+            names.ROUTER_WORKER_ACTIVE_PREFILL_TOKENS: core.stages.active_prefill_tokens,
             names.ROUTER_WORKER_FAILURES: lambda each: each.failures,
             names.ROUTER_WORKER_EJECTIONS: lambda each: each.breaker.openings,
         }

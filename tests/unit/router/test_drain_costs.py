@@ -46,7 +46,9 @@ class Drain:
             get=workers.get, routable=lambda role, _: [prefill] if role is Role.PREFILL else [draining, other]
         )
         queue = Record(workers=Record(eligible={"p0": Record(uncached=self._uncached)}))
-        core = Record(pool=pool, entry=Role.PREFILL, full_stage=lambda *_: None, queues={Role.PREFILL: queue})
+        core = Record(
+            pool=pool, entry=Role.PREFILL, stages=Record(full=lambda *_: None), queues={Role.PREFILL: queue}
+        )
         context = Record(
             admission=Record(core=core),
             clock=Record(now_s=lambda: self.now_s),

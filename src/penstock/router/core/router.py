@@ -6,7 +6,7 @@ time in simulated seconds and returns the actions that the driver must carry out
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from math import inf
 from typing import Generic, TypeVar
@@ -16,8 +16,9 @@ from penstock.router.core.deflection import PrefillDeflection
 from penstock.router.core.dispatch_queue import DispatchQueue
 from penstock.router.core.limits import NO_WORKER, SHEDDING, THRESHOLDS
 from penstock.router.core.retries import Assignment, Effects, RefusalReason, Refuse, RunningAt
-from penstock.router.core.suspects import ALONE, IsolatedRequests
-from penstock.router.core.tiers import FirstStage, TierControl
+from penstock.router.core.stages import Stages
+from penstock.router.core.suspect_dispatch import SuspectDispatch
+from penstock.router.core.tiers import TierControl
 from penstock.router.core.waiting import Headroom, RejectionCounter, WakeTimes
 from penstock.router.core.worker import Worker, WorkerPool, WorkerSpec
 from penstock.router.policy.arrival import QueuedRequest
@@ -44,6 +45,7 @@ class RouterCore(Generic[T]):
             the second stage can be routed to, because a prefill without a decode worker only occupies KV blocks.
         busy: For each role, the workers that take no new requests because they are above a threshold or refused a request.
             A new request is rejected while all workers of a stage are busy.
+        stages: The workers of each stage: which of them can be routed to, and whether all are busy.
         tiers: Sheds requests and holds them back by tier; None if tiers are disabled.
         deflection: Lets decode workers compute prompts while prefill workers are behind; None if this is disabled.
         entry: Role of the first stage.
@@ -69,14 +71,10 @@ class RouterCore(Generic[T]):
         self.entry = next(iter(queues))
         self.entry_queue = queues[self.entry]
         self.rejections = {role: RejectionCounter() for role in queues}
-        self._isolated: dict[Role, IsolatedRequests[T]] = {role: IsolatedRequests(role) for role in queues}
-        # Suspects that wait or run in a stage, and those in the first stage that must run alone in a later one.
-        self._suspects: set[tuple[Role, T]] = set()
-        self._awaiting_isolation: set[T] = set()
+        self.stages = Stages(pool, queues, busy)
+        self._suspects = SuspectDispatch(pool, queues, self.stages)
         self.paused: Collection[Role] = ()
         self.speed = 1.0
-        self._routable: dict[Role, Sequence[Worker]] = {role: [] for role in queues}
-        self._names: dict[Role, frozenset[str]] = {role: frozenset() for role in queues}
         self._rebalanced_s = -inf
         # Time since which every stage has had a worker that can be routed to; inf if a stage has none.
         self._served_s = -inf
@@ -126,21 +124,23 @@ class RouterCore(Generic[T]):
             return [self._count_refusal(refused, now_s)]
         if is_new and self.deflection is not None and role not in self.paused:
             dispatch = partial(self._dispatch, Role.DECODE, now_s)
-            deflected = self.deflection.assign(item, arrival, self.queues, self._routable, now_s, dispatch)
+            deflected = self.deflection.assign(
+                item, arrival, self.queues, self.stages.routable, now_s, dispatch
+            )
             if deflected:
                 return deflected
         queue, busy = self.queues[role], self.busy[role]
-        names, passed_over = self._names[role], frozenset[str]()
+        names, passed_over = self.stages.names[role], frozenset[str]()
         if busy.is_any:
             # If all workers are busy, those that still have KV blocks are preferred.
             passed_over = busy.unavailable(names) or busy.out_of_blocks(names)
         if arrival.alone_at:
-            self._suspects.add((role, item))
-        if self._suspects:
-            passed_over |= self._reserved_workers(role)
+            self._suspects.add(item, role)
+        if self._suspects.has_any:
+            passed_over |= self._suspects.reserved_workers(role)
         moved = queue.moved
         if not queue.submit(item, arrival, now_s, is_retry=is_retry, waited_s=waited_s, busy=passed_over):
-            self._suspects.discard((role, item))
+            self._suspects.remove(item, role)
             message = f"{len(queue)} requests wait for {role} already; retry later"
             full = Refuse(item, role, RefusalReason.QUEUE_FULL, message, self._wake_remaining_s(now_s))
             return [self._count_refusal(full, now_s)]
@@ -148,31 +148,8 @@ class RouterCore(Generic[T]):
             uncached = queue.uncached_tokens(item) if role is self.entry else None
             self.tiers.entered(item, role, arrival, uncomputed_tokens=uncached)
         if busy.has_thresholds:
-            self._update_busy(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
+            self.stages.update_busy(role, now_s, queue.worker_of(item) if queue.moved == moved else None)
         return self._dispatch(role, now_s)
-
-    def full_stage(self, role: Role, now_s: float, *, is_new: bool = True) -> Role | None:
-        """Return the role (stage) whose workers are all busy, so that a request cannot be admitted; None if it can be.
-
-        If this applies to several stages, the earliest is returned. The workers that can be routed to are refreshed first.
-        For a new request, the stage ``role`` and the later ones are checked against thresholds and refusals of workers. For a
-        request that was admitted before (``is_new=False``), only ``role`` is checked, and only workers that have themselves
-        refused a request for lack of capacity count as busy.
-        """
-        if not is_new:
-            self._update_routable(role, now_s)
-            return role if self.busy[role].all_at_capacity(self._names[role]) else None
-        for each in self._required_stages(role):
-            self._update_routable(each, now_s)
-            names, busy = self._names[each], self.busy[each]
-            if not (busy.is_any or busy.has_thresholds):
-                continue
-            if busy.are_all_busy(names):
-                return each
-            backlog = 0 if each is Role.DECODE else self.queues[each].backlog_tokens
-            if backlog and names and busy.prefill_limit_exceeded(backlog / len(names)):
-                return each
-        return None
 
     def prefilled(
         self,
@@ -228,7 +205,7 @@ class RouterCore(Generic[T]):
         name = self.queues[role].worker_of(item)
         self.queues[role].cancel(item)
         self._forget(item, role)
-        self._update_busy(role, now_s, name)
+        self.stages.update_busy(role, now_s, name)
 
     # ------------------------------------------------------------------ alongside other routers
 
@@ -252,7 +229,7 @@ class RouterCore(Generic[T]):
         if worker is None or not (worker.spec.role is role or is_deflected):
             return None
         role, queue = worker.spec.role, self.queues[worker.spec.role]
-        self._update_routable(role, now_s)
+        self.stages.refresh(role, now_s)
         is_alone = role in arrival.alone_at
         queue.adopt(item, arrival, worker, now_s, is_prefilled=running_at.is_prefilled)
         if self.tiers is not None:
@@ -268,9 +245,8 @@ class RouterCore(Generic[T]):
             reason=running_at.reason,
         )
         if is_alone:
-            self._suspects.add((role, item))
-            self._isolated[role].enter(assignment)
-        self._update_busy(role, now_s, worker.name)
+            self._suspects.adopt(assignment)
+        self.stages.update_busy(role, now_s, worker.name)
         return assignment
 
     def learn(self, worker: str, arrival: Arrival) -> None:
@@ -289,9 +265,9 @@ class RouterCore(Generic[T]):
                 throughput in tokens/s (None if unknown). Workers that are missing have no such load.
             now_s: Current time in simulated seconds.
         """
-        for name in self._names[self.entry]:
+        for name in self.stages.names[self.entry]:
             self.entry_queue.workers.set_peer_load(name, *loads.get(name, (0, None)))
-            self._update_busy(self.entry, now_s, name)
+            self.stages.update_busy(self.entry, now_s, name)
 
     def loads(self, now_s: float) -> dict[str, tuple[int, float | None]]:
         """Return this router's load at each worker of the first stage (prefill or aggregated), by name, for other routers to add.
@@ -300,7 +276,7 @@ class RouterCore(Generic[T]):
         not computed yet (if the policy does not assign on arrival: its tokens in flight), and the measured prefill
         throughput in tokens per simulated second (None if unknown).
         """
-        return {name: self.entry_queue.workers.load_of(name, now_s) for name in self._names[self.entry]}
+        return {name: self.entry_queue.workers.load_of(name, now_s) for name in self.stages.names[self.entry]}
 
     # ------------------------------------------------------------------ the workers' load
 
@@ -315,7 +291,7 @@ class RouterCore(Generic[T]):
             return []
         self.busy[role].load_read(worker)
         self.queues[role].workers.fit_cache(worker.name)
-        self._update_busy(role, now_s, worker.name)
+        self.stages.update_busy(role, now_s, worker.name)
         return self._dispatch_waiting(role, now_s)
 
     def refused_at_capacity(self, worker: Worker, now_s: float) -> None:
@@ -334,7 +310,7 @@ class RouterCore(Generic[T]):
         """
         for role, busy in self.busy.items():
             busy.set_thresholds(thresholds)
-            self._update_all_busy(role, now_s)
+            self.stages.update_all_busy(role, now_s)
 
     def inflight_tokens(self, worker: Worker) -> int:
         """Return the tokens in flight at a worker, including those that other routers have reported."""
@@ -348,16 +324,6 @@ class RouterCore(Generic[T]):
         """
         queue = self.queues.get(worker.spec.role)
         return 0 if queue is None else queue.uncomputed_tokens(worker.name, now_s)
-
-    def active_prefill_tokens(self, worker: Worker) -> int:
-        """Return the uncached prompt tokens that a worker still has to compute: dispatched to it, or queued for it in this router.
-
-        Returns 0 for a decode worker.
-        """
-        role = worker.spec.role
-        if role is Role.DECODE or role not in self.queues:
-            return 0
-        return self.queues[role].prefill_tokens(worker.name)
 
     # ------------------------------------------------------------------ workers and time
 
@@ -381,8 +347,8 @@ class RouterCore(Generic[T]):
         self._update_served_since(now_s)
         effects: Effects[T] = []
         for role in self.queues:
-            self._update_routable(role, now_s)
-            self._update_all_busy(role, now_s)
+            self.stages.refresh(role, now_s)
+            self.stages.update_all_busy(role, now_s)
         for role in self.queues:
             effects += self._dispatch(role, now_s)
         return effects
@@ -402,7 +368,7 @@ class RouterCore(Generic[T]):
                 if self.tiers is not None and role is self.entry and not queued.is_retry:
                     self.tiers.timed_out(queued.arrival.tier, now_s)
                 self._forget(queued.item, role)
-                self._update_busy(role, now_s, queued.worker)
+                self.stages.update_busy(role, now_s, queued.worker)
                 waited_s = (now_s - queued.since_s) / self.speed
                 message = f"no worker took the request within {waited_s:.1f} s; retry later"
                 late = Refuse(queued.item, role, RefusalReason.QUEUE_TIMEOUT, message, left_s)
@@ -447,7 +413,7 @@ class RouterCore(Generic[T]):
         is_interrupted = arrival.is_continuation
         if self.tiers is not None and is_new and SHEDDING.applies(is_interrupted=is_interrupted):
             tokens = self.entry_queue.prompt_tokens.expected(arrival.tokens)
-            self.tiers.count_requested(arrival.tier, tokens, self._first_stage(now_s), now_s)
+            self.tiers.count_requested(arrival.tier, tokens, self.stages.entry_capacity(now_s), now_s)
             shed = self.tiers.arrived(arrival.tier)
             if shed is not None:
                 recover_s = self.tiers.monitor.tiers.shedding.recover_seconds
@@ -456,7 +422,7 @@ class RouterCore(Generic[T]):
             unserved = self._refuse_without_worker(item, role, arrival, now_s, is_new=is_new)
             if unserved is not None:
                 return unserved
-        full = self.full_stage(role, now_s, is_new=is_new)
+        full = self.stages.full(role, now_s, is_new=is_new)
         if full is None or not THRESHOLDS.applies(is_interrupted=is_interrupted):
             return None
         if self.tiers and (not is_new or self._waits_its_turn(self.tiers, arrival, full, now_s)):
@@ -469,7 +435,7 @@ class RouterCore(Generic[T]):
         """Return the rejection of a request for which no worker serves and none is expected in time; None if it may wait for one."""
         if self.wake is not None and role is self.entry:
             return self._refuse_if_too_late(item, arrival, self.wake, now_s) if is_new else None
-        for each in self._required_stages(role):
+        for each in self.stages.required(role):
             if not self.pool.routable(each, now_s) and not self.pool.expects(each):
                 message = f"no {each} worker can take the request; retry later"
                 return Refuse(item, each, RefusalReason.NO_WORKER, message)
@@ -498,25 +464,14 @@ class RouterCore(Generic[T]):
     def _wake_remaining_s(self, now_s: float) -> float | None:
         return None if self.wake is None else self.wake.remaining_s(now_s)
 
-    def _first_stage(self, now_s: float) -> FirstStage:
-        busy, workers = self.busy[self.entry], len(self._names[self.entry])
-        if not busy.has_thresholds:
-            return FirstStage(workers)
-        limit = busy.thresholds.prefill_limit(busy.batch_tokens)
-        return FirstStage(workers, limit or 0.0, busy.computed_tokens_per_s(now_s))
-
     def _waits_its_turn(self, tiers: TierControl, arrival: Arrival, full: Role, now_s: float) -> bool:
         return tiers.waits_its_turn(
             arrival.tier,
             self.entry_queue.prompt_tokens.expected(arrival.tokens),
             full,
-            self._first_stage(now_s),
-            has_blocks=self.busy[full].any_has_blocks(self._names[full]),
+            self.stages.entry_capacity(now_s),
+            has_blocks=self.busy[full].any_has_blocks(self.stages.names[full]),
         )
-
-    def _required_stages(self, role: Role) -> Iterable[Role]:
-        """Return the roles that must have workers for a request to start in a stage: its own and those of later stages."""
-        return self.queues if role is self.entry else (role,)
 
     def _update_served_since(self, now_s: float) -> None:
         if not all(self.pool.routable(role, now_s) for role in self.queues):
@@ -527,49 +482,11 @@ class RouterCore(Generic[T]):
         if self.wake is not None:
             self.wake.served(now_s)
 
-    def _update_routable(self, role: Role, now_s: float) -> None:
-        """Update the workers that a queue may choose; circuit breakers open and close without a change of the pool."""
-        workers = self.pool.routable(role, now_s)
-        if workers is not self._routable[role] and workers != self._routable[role]:
-            self._routable[role] = workers
-            self._names[role] = frozenset(each.name for each in workers)
-            quarantined = {each.name for each in self.pool if each.keeps_its_cache}
-            # Other workers may become busy through the requests that are assigned again.
-            out_of_blocks = self.busy[role].out_of_blocks(self._names[role])
-            self.queues[role].set_workers(
-                workers, now_s, quarantined=quarantined, out_of_blocks=out_of_blocks
-            )
-            self._update_all_busy(role, now_s)
-
-    def _update_busy(self, role: Role, now_s: float, name: str | None) -> None:
-        """Decide again whether the worker ``name`` is busy; None decides for every worker of the role."""
-        busy = self.busy[role]
-        if not busy.has_thresholds:
-            return
-        if name is None:
-            self._update_all_busy(role, now_s)
-            return
-        worker = self.pool.get(name)
-        if worker is not None:
-            queue, tokens = self.queues[role], self.active_prefill_tokens(worker)
-            prompts = queue.prompts_at(name) if tokens and len(worker.kv_ranks) > 1 else ()
-            peers = queue.workers.peer_tokens(name)
-            busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s, prompts=prompts)
-
-    def _update_all_busy(self, role: Role, now_s: float) -> None:
-        names, busy = self._names[role], self.busy[role]
-        busy.keep_only(names, now_s)
-        if busy.has_thresholds:
-            for name in names:
-                self._update_busy(role, now_s, name)
-
     # ------------------------------------------------------------------ within
 
     def _forget(self, item: T, role: Role) -> None:
-        if self._suspects:
-            self._suspects.discard((role, item))
-            self._isolated[role].leave(item)
-            self._awaiting_isolation.discard(item)
+        if self._suspects.has_any:
+            self._suspects.remove(item, role)
         if self.tiers is not None:
             self.tiers.left(item, role)
 
@@ -581,7 +498,7 @@ class RouterCore(Generic[T]):
                 self.deflection.computed(counts.computed - computed_before, counts.pending, now_s)
         if self.busy[role].has_thresholds:
             self.busy[role].computed(counts.computed - computed_before, now_s)
-            self._update_busy(role, now_s, assignment.worker.name)
+            self.stages.update_busy(role, now_s, assignment.worker.name)
         return self._dispatch_waiting(role, now_s)
 
     def _dispatch_waiting(self, role: Role, now_s: float) -> Effects[T]:
@@ -591,20 +508,20 @@ class RouterCore(Generic[T]):
         return effects
 
     def _dispatch(self, role: Role, now_s: float) -> Effects[T]:
-        self._update_routable(role, now_s)
+        self.stages.refresh(role, now_s)
         queue, pool, tiers = self.queues[role], self.pool, self.tiers
         if not queue.waiting or role in self.paused:
             return []
-        for each in self._required_stages(role):
+        for each in self.stages.required(role):
             if not pool.routable(each, now_s):
                 return []
         effects: Effects[T] = []
         if queue.isolated:
-            effects += self._dispatch_suspects(role, now_s)
+            effects += self._suspects.dispatch(role, now_s, self._assign)
         if tiers is not None and role is self.entry and Role.DECODE in self.queues:
-            queue.set_held_tiers(tiers.held_back(self._names[Role.DECODE], now_s))
-        if self._suspects and any(
-            self._are_all_reserved(each) for each in self._required_stages(role) if each is not role
+            queue.set_held_tiers(tiers.held_back(self.stages.names[Role.DECODE], now_s))
+        if self._suspects.has_any and any(
+            self._suspects.are_all_reserved(each) for each in self.stages.required(role) if each is not role
         ):
             return effects
         for queued in queue.dispatch(now_s, self._dispatch_limit(role, now_s)):
@@ -620,77 +537,8 @@ class RouterCore(Generic[T]):
         assignment = Assignment(
             queued.item, worker, queued.tokens, now_s=now_s, queued_s=queued_s, reason=queued.reason
         )
-        self._update_busy(role, now_s, queued.worker)
+        self.stages.update_busy(role, now_s, queued.worker)
         return assignment
-
-    # ------------------------------------------------------------------ suspects
-
-    def _dispatch_suspects(self, role: Role, now_s: float) -> Effects[T]:
-        """Give suspects a worker each on which they run alone, the one that has waited longest first.
-
-        In the first stage a suspect waits until a worker of the next stage is free for it as well, so that no KV is held for
-        a suspect that waits there.
-        """
-        queue, isolated = self.queues[role], self._isolated[role]
-        effects: Effects[T] = []
-        for item, queued in list(queue.isolated.items()):
-            later = [each for each in queued.arrival.alone_at if each is not role and each in self.queues]
-            if role is self.entry and later and not all(self._has_free_worker(each, now_s) for each in later):
-                break
-            is_alone = role in queued.arrival.alone_at
-            if is_alone:
-                worker = None if isolated.has_uncleared else self._free_worker(role, now_s)
-            else:
-                worker = min(self._routable[role], key=lambda each: each.inflight_tokens)
-            if worker is None:
-                break
-            if later:
-                self._awaiting_isolation.add(item)
-            reason = ALONE if is_alone else "a suspect of deaths at the next stage"
-            started = queue.dispatch_isolated(item, worker.name, now_s, reason=reason)
-            assignment = self._assign(started, role, now_s)
-            if is_alone:
-                isolated.enter(assignment)
-            effects.append(assignment)
-        return effects
-
-    def _are_all_reserved(self, role: Role) -> bool:
-        """Return whether every worker of a role is reserved for suspects."""
-        return self._names[role] <= self._reserved_workers(role)
-
-    def _has_free_worker(self, role: Role, now_s: float) -> bool:
-        """Return whether a suspect that comes from the first stage would find a worker at once on which it can run alone."""
-        self._update_routable(role, now_s)
-        is_awaited = (
-            self._awaiting_isolation or self.queues[role].isolated or self._isolated[role].has_uncleared
-        )
-        return not is_awaited and self._free_worker(role, now_s) is not None
-
-    def _free_worker(self, role: Role, now_s: float) -> Worker | None:
-        peers = self.queues[role].workers
-        return self._isolated[role].free(
-            self._routable[role],
-            self._present_workers(role),
-            lambda worker: not (worker.may_be_gone(now_s) or peers.peer_tokens(worker.name)),
-        )
-
-    def _reserved_workers(self, role: Role) -> frozenset[str]:
-        """Return the names of the workers that must not get requests other than suspects."""
-        entry = self.entry_queue
-        is_awaited = bool(self.queues[role].isolated)
-        if role is not self.entry:
-            is_awaited |= bool(self._awaiting_isolation) or any(
-                role in each.arrival.alone_at for each in entry.isolated.values()
-            )
-        return self._isolated[role].closed(
-            self._routable[role], self._present_workers(role), is_awaited=is_awaited
-        )
-
-    def _present_workers(self, role: Role) -> list[Worker]:
-        """Return the workers of a role that are not draining, whether they serve or not."""
-        return [
-            each for each in self.pool if each.spec.role is role and not (each.spec.draining or each.drained)
-        ]
 
     def _dispatch_limit(self, role: Role, now_s: float) -> Callable[[str], Headroom] | None:
         """Return the function that says which requests can be sent to a worker at this moment; None if all can be sent to all workers.
@@ -704,12 +552,12 @@ class RouterCore(Generic[T]):
         busy, pool = self.busy[role], self.pool
         closed = busy.at_capacity() if busy.is_any else frozenset()
         if busy.is_any and self.queues[role].policy.assigns is AssignTime.WHEN_FREE:
-            closed |= busy.unavailable(self._names[role])
-        if self._suspects:
-            closed |= self._reserved_workers(role)
+            closed |= busy.unavailable(self.stages.names[role])
+        if self._suspects.has_any:
+            closed |= self._suspects.reserved_workers(role)
         by_blocks = self.tiers is not None and role is self.entry and busy.has_thresholds
         max_headroom = (
-            self._later_stages_headroom(role)
+            self.stages.headroom_after(role)
             if self.tiers is not None and role is self.entry
             else Headroom.ANY
         )
@@ -730,15 +578,3 @@ class RouterCore(Generic[T]):
             )
 
         return limit
-
-    def _later_stages_headroom(self, role: Role) -> Headroom:
-        """Return which requests the stages after this one have capacity for."""
-        max_headroom = Headroom.ANY
-        for each in self.queues:
-            names, busy = self._names[each], self.busy[each]
-            if each is role or busy.any_has_blocks(names):
-                continue
-            max_headroom = min(
-                max_headroom, Headroom.NONE if busy.all_at_capacity(names) else Headroom.URGENT
-            )
-        return max_headroom

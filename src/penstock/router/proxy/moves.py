@@ -149,4 +149,4 @@ class StreamMoves:
     def _has_headroom(self, role: Role, worker: Worker, now_s: float) -> bool:
         """Return whether another worker of a role has capacity for a stream."""
         others = (each for each in self._core.pool.routable(role, now_s) if each is not worker)
-        return any(others) and self._core.full_stage(role, now_s) is None
+        return any(others) and self._core.stages.full(role, now_s) is None
