@@ -62,7 +62,7 @@ PARTS = {
         ),
     ),
     "adaptive": Part(
-        ("src/penstock_planner/decide/adaptive/rules.py",),
+        ("src/penstock_planner/decide/policies/adaptive/rules.py",),
         (
             "tests/unit/planner/test_adaptive.py",
             "tests/unit/planner/test_adaptive_rules.py",

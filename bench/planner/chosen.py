@@ -12,12 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
-PACKAGES = tuple(f"penstock_planner.decide.{each}" for each in ("demand", "objective", "adaptive"))
-BESIDE = (
-    "penstock_planner.decide.capacity.decoding",
-    "penstock_planner.decide.capacity.observed",
-    "penstock_planner.decide.by_demand",
-)
+PACKAGES = tuple(f"penstock_planner.decide.{each}" for each in ("demand", "objective", "policies.adaptive"))
+BESIDE = ("penstock_planner.decide.capacity.decoding", "penstock_planner.decide.capacity.observed")
 
 _Assign: TypeAlias = ast.Assign | ast.AnnAssign
 

@@ -21,14 +21,14 @@ from penstock_planner.core.following import restore
 from penstock_planner.core.ledger_history import LearnedStateInfo
 from penstock_planner.core.older_names import learned_with_present_names
 from penstock_planner.core.records import MALFORMED, Record
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.by_demand import MEMORIES, for_other_graph, resumed
 from penstock_planner.decide.capacity.corrections import SlaMemory
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import config_from
 from penstock_planner.decide.decision import Memory, PlannerState
 from penstock_planner.decide.objective import cost
 from penstock_planner.decide.objective.shadow_fleets import Growth, Hindsight
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.policies.sla.policy import MEMORIES, for_other_graph, resumed
 from penstock_planner.ledger import FILE_NAME, Ledger, read_ledger
 from penstock_planner.options import PlannerOptions
 

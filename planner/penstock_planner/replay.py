@@ -15,12 +15,12 @@ from penstock.core.errors import ConfigError, LedgerError
 from penstock.performance.profile import PerformanceProfile
 from penstock_planner.core.changes import ChangeOutcome, recorded_changes, without_pending_scale_up
 from penstock_planner.core.records import MALFORMED, DecisionKind, Record
-from penstock_planner.decide.by_demand import MEMORIES
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import config_from
 from penstock_planner.decide.decision import Decision, PlannerState, Step
 from penstock_planner.decide.demand.observation import Pull, Window
 from penstock_planner.decide.pipeline import decide, roll_back
+from penstock_planner.decide.policies.sla.policy import MEMORIES
 from penstock_planner.ledger import LedgerFile
 from penstock_planner.options import SETTINGS, TARGETS, PlannerOptions
 

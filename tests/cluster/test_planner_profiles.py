@@ -15,8 +15,8 @@ from penstock.engine.profiles.performance import graph_performance
 from penstock.kube.client import KubeClient
 from penstock.kube.kinds import CONFIG_MAP, GRAPH_DEPLOYMENT
 from penstock_planner.cluster.fleet import parse
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock_planner.decide.codec import to_plain
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock_planner.learnt import LearnedStateExport, as_json
 
 pytestmark = pytest.mark.cluster

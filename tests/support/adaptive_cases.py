@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.rules import Case
 from penstock_planner.decide.capacity.observed import ObservedWorkers
 from penstock_planner.decide.demand.load import WorkView
 from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.demand.trend import TrendForecast
+from penstock_planner.decide.policies.adaptive.rules import Case
 
 
 def work_of(rate: float, **changes: Any) -> WorkView:

@@ -41,14 +41,14 @@ from penstock_planner.core.records import (
 )
 from penstock_planner.core.starts import Starts, added, finished, starts_after, without_oldest
 from penstock_planner.core.tick_schedule import TickSchedule
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.bounds.owner import after_foreign_write, write_has_effect
-from penstock_planner.decide.by_demand import resumed
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, PlannerState
 from penstock_planner.decide.demand.observation import NO_WORKERS, PoolCounts, Pull
 from penstock_planner.decide.pipeline import decide, roll_back
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.policies.sla.policy import resumed
 from penstock_planner.targets.base import TargetState
 
 REAPPLY_INTERVALS = 2

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock_planner.decide.baselines.hpa import HpaParameters
+from penstock_planner.decide.policies.baselines.hpa import HpaParameters
 
 PREFIX: Final = "kube_horizontalpodautoscaler"
 

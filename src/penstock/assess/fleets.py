@@ -20,8 +20,8 @@ from penstock.simulator.plan import SimulateOptions, make_plan
 from penstock.simulator.scenario import MAX_WAIT_S, MAX_WAITING, Resize
 from penstock.simulator.sweep import RunSpec, figures_of, simulate
 from penstock.workload.traces import Trace
-from penstock_planner.decide.baselines.hpa import HpaParameters
 from penstock_planner.decide.config import Mode
+from penstock_planner.decide.policies.baselines.hpa import HpaParameters
 
 SERVICE_POLICY: Final = "round-robin"
 """How a Kubernetes Service without a router spreads requests, near enough."""

@@ -28,8 +28,8 @@ from penstock.simulator.scenario import MONDAY_S, PoolSpec, ProfiledModel, Scena
 from penstock.simulator.simulation import Simulation
 from penstock.workload.results import RESULTS_FILE, LoadRun
 from penstock.workload.traces import TraceRequest
-from penstock_planner.decide.baselines.oracle import Sizes
 from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.policies.baselines.oracle import Sizes
 from penstock_planner.options import join
 
 

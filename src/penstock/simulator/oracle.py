@@ -30,7 +30,7 @@ from penstock.simulator.jobs import PrefixChains
 from penstock.simulator.observer import Floats
 from penstock.simulator.scenario import ProfiledModel, Scenario
 from penstock.workload.traces import BLOCK_TOKENS, TraceRequest
-from penstock_planner.decide.baselines.oracle import Sizes, size_at
+from penstock_planner.decide.policies.baselines.oracle import Sizes, size_at
 
 AFTER_S = 600.0
 """Simulated seconds after the last arrival until which the number of needed replicas is computed, and at which schedules end. Chosen."""

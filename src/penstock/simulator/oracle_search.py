@@ -14,7 +14,7 @@ from penstock.simulator.scenario import Scenario
 from penstock.simulator.scoreboard import measures
 from penstock.simulator.simulation import Simulation
 from penstock.workload.traces import TraceRequest
-from penstock_planner.decide.baselines.oracle import OracleParameters
+from penstock_planner.decide.policies.baselines.oracle import OracleParameters
 
 _DEADLINES = (1.3, 1.0, 0.9, 0.75, 0.6)
 """Multiples of the TTFT target that the queueing model may use up; it models neither KV transfer nor decode steps."""

@@ -29,11 +29,11 @@ from penstock_planner.core.effects import (
 from penstock_planner.core.planner import Answer, PlannerCore
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.bounds.pool import bid_sizes
-from penstock_planner.decide.by_demand import for_other_graph, resumed
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Decision, Memory
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, summarise
 from penstock_planner.decide.demand.reading import Reading, assess
+from penstock_planner.decide.policies.sla.policy import for_other_graph, resumed
 from penstock_planner.ledger import Ledger
 from penstock_planner.recorder import Recorder
 from penstock_planner.served_shares import ServedShares, shares_of

@@ -9,7 +9,7 @@ from penstock.api import Role, SloConfig
 from penstock.assess.autoscaler import Autoscaler, autoscaler_of, signal_of
 from penstock.assess.fleets import HPA_COMMON, Setting, _autoscaled
 from penstock.workload.traces import trace_of_rows
-from penstock_planner.decide.baselines.hpa import HpaParameters
+from penstock_planner.decide.policies.baselines.hpa import HpaParameters
 
 PREFIX = "kube_horizontalpodautoscaler_spec"
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from sla_load import decided_after, step_of
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock_planner.decide.capacity.decoding import KvView, ObservedDecoding
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
@@ -23,6 +22,7 @@ from penstock_planner.decide.demand.reading import assess
 from penstock_planner.decide.demand.trend import Trend
 from penstock_planner.decide.objective.shadow_fleets import Hindsight
 from penstock_planner.decide.pipeline import decide, roll_back
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory, RoleMemory
 
 CONFIG = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0)
 SPEED = 10_000

@@ -10,7 +10,13 @@ import pytest
 from adaptive_cases import case_of, work_of
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.rules import (
+from penstock_planner.decide.capacity.decoding import KvView, ObservedDecoding
+from penstock_planner.decide.capacity.observed import ObservedWorkers
+from penstock_planner.decide.decision import Reason
+from penstock_planner.decide.demand.observation import PoolCounts
+from penstock_planner.decide.objective.shadow_fleets import Hindsight
+from penstock_planner.decide.objective.trial import Trial
+from penstock_planner.decide.policies.adaptive.rules import (
     backlog_at_horizon,
     grow_findings,
     prefilled_per_s,
@@ -18,12 +24,6 @@ from penstock_planner.decide.adaptive.rules import (
     workers_needed,
     workers_to_keep,
 )
-from penstock_planner.decide.capacity.decoding import KvView, ObservedDecoding
-from penstock_planner.decide.capacity.observed import ObservedWorkers
-from penstock_planner.decide.decision import Reason
-from penstock_planner.decide.demand.observation import PoolCounts
-from penstock_planner.decide.objective.shadow_fleets import Hindsight
-from penstock_planner.decide.objective.trial import Trial
 
 P, D = Role.PREFILL, Role.DECODE
 

@@ -93,7 +93,7 @@ def test_what_is_derived_from_a_changed_value_follows(chosen, values):
     spec.loader.exec_module(changed)
     assert changed.LEAST_BUSY_S == changed.LEVEL_TAU_S == 12.0
     assert value.number == load.LEVEL_TAU_S
-    assert finder.find_spec("penstock_planner.decide.by_demand", None) is None
+    assert finder.find_spec("penstock_planner.decide.policies.adaptive.policy", None) is None
 
 
 def test_a_table_names_the_options_that_make_it_again(values):

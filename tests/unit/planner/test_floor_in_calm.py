@@ -7,9 +7,9 @@ from dataclasses import replace
 from sla_load import ADAPTIVE, NO_LOAD, SERVED, decided_after, step_of
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.objective.shadow_fleets import Growth, Hindsight
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
 
 P = Role.PREFILL
 FULL = replace(ADAPTIVE, max_gpu_budget=4)

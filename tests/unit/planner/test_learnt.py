@@ -19,9 +19,9 @@ from penstock.cli.planner import planner
 from penstock.core.errors import ConfigError, LedgerError, NotFoundError
 from penstock_planner.cluster.profiles import memory_of
 from penstock_planner.core.ledger_history import LearnedStateInfo
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.demand.observation import Demand
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
 from penstock_planner.explain import in_words
 from penstock_planner.learnt import former_run, former_run_in_words, start_from
 from penstock_planner.ledger import read_ledger

@@ -14,12 +14,12 @@ from penstock_planner.core.ledger_history import LedgerHistory
 from penstock_planner.core.planner import PlannerCore
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.core.tick_schedule import TickSchedule
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.by_demand import resumed
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import PlannerState
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.policies.sla.policy import resumed
 
 D, P = Role.DECODE, Role.PREFILL
 

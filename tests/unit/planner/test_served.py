@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.config import Mode
 from penstock_planner.decide.demand.load import Work, may_wait_s
 from penstock_planner.decide.demand.observation import Demand
 from penstock_planner.decide.objective.model_comparison import SHARE_LEAST, ModelComparison
 from penstock_planner.decide.objective.shadow_fleets import PulledLoad
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
 from penstock_planner.sources.base import DISPATCHED_TTFT, ITL, TTFT

@@ -12,7 +12,7 @@ from sla_load import CONFIG, decided_after, step_of
 
 from penstock.api import Role
 from penstock_planner.decide.decision import Action, PlannerState, Reason
-from penstock_planner.decide.sla.limits import RoleNeed, coverage, divide_budget, gpus_of
+from penstock_planner.decide.policies.sla.limits import RoleNeed, coverage, divide_budget, gpus_of
 
 D, P = Role.DECODE, Role.PREFILL
 OVERLOAD = {"rate": 60.0, "running": 150.0, "kv": 0.05}

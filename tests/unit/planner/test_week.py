@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.cron import quarter_of_week
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.demand.week import SLOTS, Week
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
 
 MONDAY_S = dt.datetime(2024, 1, 1, tzinfo=dt.UTC).timestamp()
 HOUR_S = 3600.0

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.api import Role
 from penstock_planner.decide.demand.observation import PoolCounts, summarise
-from penstock_planner.decide.load import kv_signal, queue_signal, queue_trend
+from penstock_planner.decide.policies.load import kv_signal, queue_signal, queue_trend
 
 ONE, THREE, FOUR = (PoolCounts(ready, gpus=1) for ready in (1, 3, 4))
 

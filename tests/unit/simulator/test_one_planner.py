@@ -13,11 +13,11 @@ from penstock.api import Role
 from penstock.core.errors import ClusterError
 from penstock.simulator.planning import SimulatedObservation, VirtualPlanner
 from penstock_planner.core.planner_settings import PlannerSettings
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.decision import Reason
 from penstock_planner.decide.demand.observation import Demand, PoolCounts
 from penstock_planner.decide.demand.reading import assess
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory, RoleMemory
 from penstock_planner.ledger import Ledger, read_ledger
 from penstock_planner.loop import PlannerLoop
 from penstock_planner.observers import Observers

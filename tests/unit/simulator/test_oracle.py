@@ -25,8 +25,8 @@ from penstock.simulator.oracle_search import search, with_best_schedule, with_sc
 from penstock.simulator.scoreboard import measures
 from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock_planner.decide.baselines.oracle import size_at
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig, Mode
+from penstock_planner.decide.policies.baselines.oracle import size_at
 
 AT = Utilisation(0.8, 0.9)
 AIM = ScheduleTarget(0.75, 0.8)

@@ -8,9 +8,9 @@ from penstock.api import Role
 from penstock.simulator.scenario import ProfiledModel, WorkerFailure
 from penstock.simulator.simulation import SWITCH_S, Simulation
 from penstock.simulator.workload import WorkloadSpec, prepare
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Reason
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
 
 AGENTS_THEN_CHAT = (
     "poisson:rate=2,duration_s=400,input_tokens=8000,output_tokens=50,length_cv=0,"

@@ -25,7 +25,7 @@ from penstock.performance.profile import DecodeTable, PerformanceProfile
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import PlannerState, Proposal, Step
 from penstock_planner.decide.demand.observation import Pull, Window
-from penstock_planner.decide.drafting import drafted, proposed
+from penstock_planner.decide.policies.drafting import drafted, proposed
 from penstock_planner.decide.policy import PlannerPolicy
 
 INTERVAL_S = 180.0

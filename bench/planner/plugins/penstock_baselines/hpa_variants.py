@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.api import Role
-from penstock_planner.decide.baselines import hpa
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import PlannerState, Proposal, Step
 from penstock_planner.decide.demand.observation import Pull, Window, unserved
-from penstock_planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
+from penstock_planner.decide.policies.baselines import hpa
+from penstock_planner.decide.policies.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock_planner.decide.policy import PlannerPolicy
 
 PEAK_SHARE = 0.4

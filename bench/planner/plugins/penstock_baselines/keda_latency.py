@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.api import Role
-from penstock_planner.decide.baselines import hpa
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import PlannerState, Proposal, Step
 from penstock_planner.decide.demand.observation import Demand, Window
-from penstock_planner.decide.drafting import drafted, numbers, of_role, proposed
+from penstock_planner.decide.policies.baselines import hpa
+from penstock_planner.decide.policies.drafting import drafted, numbers, of_role, proposed
 from penstock_planner.decide.policy import PlannerPolicy
 
 RANGE_S = 60.0

@@ -13,7 +13,7 @@ from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import PlannerState, Proposal, Step
 from penstock_planner.decide.demand.observation import Pull, Window
-from penstock_planner.decide.drafting import drafted, numbers, of_role, proposed, waiting_requests
+from penstock_planner.decide.policies.drafting import drafted, numbers, of_role, proposed, waiting_requests
 from penstock_planner.decide.policy import PlannerPolicy
 
 TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 2.0, Role.AGGREGATED: 8.0}

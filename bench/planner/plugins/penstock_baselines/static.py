@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import PlannerState, Proposal, Step
 from penstock_planner.decide.demand.observation import Window
-from penstock_planner.decide.drafting import drafted, proposed
+from penstock_planner.decide.policies.drafting import drafted, proposed
 from penstock_planner.decide.policy import PlannerPolicy
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.core.cron import clock_at
-from penstock_planner.decide.adaptive.rules import Case
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Retention
 from penstock_planner.decide.demand.observation import Pull
 from penstock_planner.decide.objective.shadow_fleets import Growth, Hindsight
 from penstock_planner.decide.objective.trial import Trial
+from penstock_planner.decide.policies.adaptive.rules import Case
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive import rules
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.demand.load import may_wait_s
@@ -23,6 +21,8 @@ from penstock_planner.decide.objective.cost import Objective
 from penstock_planner.decide.objective.model_comparison import ModelComparison
 from penstock_planner.decide.objective.shadow_fleets import Hindsight, PulledLoad
 from penstock_planner.decide.objective.trial import Lateness, Trial
+from penstock_planner.decide.policies.adaptive import rules
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
 
 
 def looked_back(

@@ -8,12 +8,12 @@ import pytest
 from adaptive_cases import case_of, work_of
 
 from penstock.api import Role
-from penstock_planner.decide.adaptive.kept import Clock, kept_by
-from penstock_planner.decide.adaptive.rules import needed
 from penstock_planner.decide.capacity.decoding import KvView, ObservedDecoding
 from penstock_planner.decide.decision import Retention
 from penstock_planner.decide.objective.shadow_fleets import Growth, Hindsight
 from penstock_planner.decide.objective.trial import Trial
+from penstock_planner.decide.policies.adaptive.retention import Clock, kept_by
+from penstock_planner.decide.policies.adaptive.rules import needed
 
 NOW_S = 10_000.0
 CLOCK = Clock(NOW_S, 1767580200.0, 1.0, "UTC")

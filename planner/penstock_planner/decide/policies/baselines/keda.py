@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.api import Role
-from penstock_planner.decide.baselines import hpa
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import PlannerState, Proposal, Step
 from penstock_planner.decide.demand.observation import Window
-from penstock_planner.decide.drafting import drafted, numbers, of_role, proposed
+from penstock_planner.decide.policies.baselines import hpa
+from penstock_planner.decide.policies.drafting import drafted, numbers, of_role, proposed
 from penstock_planner.decide.policy import PlannerPolicy
 
 KV_TARGET = 0.8

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock_planner.decide.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step
 from penstock_planner.decide.demand.observation import Pull, Window
+from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
 
 
 def quiet_since(before_s: float | None, pull: Pull) -> float | None:

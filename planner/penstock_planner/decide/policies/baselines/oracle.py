@@ -15,7 +15,7 @@ from penstock.core.errors import ConfigError
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig
 from penstock_planner.decide.decision import PlannerState, Proposal, Step
 from penstock_planner.decide.demand.observation import Window
-from penstock_planner.decide.drafting import drafted, proposed
+from penstock_planner.decide.policies.drafting import drafted, proposed
 from penstock_planner.decide.policy import PlannerPolicy
 
 Sizes = tuple[tuple[float, int], ...]

@@ -1,28 +1,20 @@
-"""Modes ``adaptive`` and ``sla``: one policy that scales on demand at the frontend, and the learned state of both modes.
+"""Mode ``adaptive``: proposes one change per role, from demand at the frontend and what workers were observed to do.
 
-Mode sla looks up in a performance profile what a worker can do and compares it with targets; mode adaptive learns it
-from observations. Both update their learned state with each pull of the interval, then propose one change per role.
+The learned state is updated with each pull of the interval, then the rules of each role are applied. Mode sla calls the
+same functions with workers of a performance profile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 from penstock.api import Role
-from penstock.core.errors import ConfigError
-from penstock_planner.decide.adaptive import rules
-from penstock_planner.decide.adaptive.kept import Clock, kept_by
-from penstock_planner.decide.adaptive.looking_back import looked_back
-from penstock_planner.decide.adaptive.memory import HOLD_S, AdaptiveMemory, hold_s
 from penstock_planner.decide.bounds.backoff import back_off, with_observed_counts
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.bounds.replicas import below_floor
-from penstock_planner.decide.capacity.corrections import SlaMemory
 from penstock_planner.decide.capacity.decoding import KvView
 from penstock_planner.decide.capacity.observed import OBSERVED
-from penstock_planner.decide.capacity.profiled import ProfiledWorkers
 from penstock_planner.decide.capacity.worker_model import WorkerModel
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import (
@@ -48,9 +40,12 @@ from penstock_planner.decide.demand.trend import RATE_TAU_S
 from penstock_planner.decide.demand.week import WeekForecast
 from penstock_planner.decide.objective.cost import late_price_gpu_s
 from penstock_planner.decide.objective.shadow_fleets import Growth, Hindsight
+from penstock_planner.decide.policies.adaptive import rules
+from penstock_planner.decide.policies.adaptive.look_back import looked_back
+from penstock_planner.decide.policies.adaptive.memory import HOLD_S, AdaptiveMemory, hold_s
+from penstock_planner.decide.policies.adaptive.retention import Clock, kept_by
+from penstock_planner.decide.policies.adaptive.scale_to_zero import quiet_since, to_zero_or_back
 from penstock_planner.decide.policy import PlannerPolicy
-from penstock_planner.decide.scale_to_zero import quiet_since, to_zero_or_back
-from penstock_planner.decide.sla.limits import Projection, limited
 
 MOST_AT_ONCE = 64
 """Maximum number of replicas that one decision adds, regardless of `max_step`."""
@@ -61,51 +56,34 @@ GIVES_AFTER_S = RATE_TAU_S
 After this time the average of its load reflects the scale-up."""
 
 
-def by_demand(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal of modes adaptive and sla: from demand at the frontend, and the supply of ready and starting replicas.
+def adaptive(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
+    """Return the proposal of mode adaptive: from demand at the frontend, and the supply of ready and starting replicas.
 
-    Rules against oscillation are included. With ``config.performance``, a worker's throughput is looked up in that
-    performance profile and divided by the learned factor of observed to profiled time, and the number of replicas
-    follows from the latency targets. Without a profile, the throughput is learned from observations.
+    The throughput of a worker is learned from observations. Rules against oscillation are included.
 
     Args:
         window: Pulls (metrics scrapes) of the interval, at least one.
         state: State left by the last decision.
-        config: Latency targets, bounds, budget and, for mode sla, the profile.
+        config: Latency targets, bounds and budget.
     """
-    known = remembered(state.learned, config)
-    profile = config.performance
-    shared = replace(
+    memory = begun(remembered(state.learned, config), config)
+    for pull in window.pulls:
+        memory = followed(memory, pull, config)
+    return proposed(window, state, memory, OBSERVED, config)
+
+
+def begun(known: Memory, config: DecideConfig) -> AdaptiveMemory:
+    """Return the learned state before the pulls of this decision, with the values of the configuration that it depends on.
+
+    Args:
+        known: Learned state of all policies, as `remembered` returns it.
+        config: Configuration with the identity of the planner and the start-up times of the manifest.
+    """
+    return replace(
         AdaptiveMemory.read(known),
         learnt_from=config.learning_identity,
         stated_s=config.startups_s,
         startup_timeout_s=config.startup_timeout_s,
-    )
-    if profile is None:
-        for pull in window.pulls:
-            shared = _followed(shared, pull, config)
-        return _proposed(window, state, shared, OBSERVED, config)
-    learnt = SlaMemory.read(known)
-    for pull in window.pulls:
-        learnt = learnt.followed(pull, profile, mean_rate=shared.work.arriving(0.0).now)
-        shared = _followed(shared, pull, config)
-    workers = ProfiledWorkers(profile, learnt, config)
-    made, projection = _proposed(window, state, shared, workers, config), _projection(window, shared, workers)
-    proposals = made.proposals
-    needed: Mapping[Role, tuple[Step, ...]] = {}
-    if projection is not None:
-        pools = window.pulls[-1].pools
-        out_of_hold_down = {role for role in pools if shared.hold_down_s(role, window.end_s) <= 0}
-        gpus = existing_gpus(pools, config)
-        proposals = limited(proposals, projection, config, gpus=gpus, out_of_hold_down=out_of_hold_down)
-        needed = {role: projection.steps(role, pool.replicas) for role, pool in pools.items()}
-    profiled = workers.step()
-    return replace(
-        made,
-        proposals=[
-            replace(each, steps=(profiled, *needed.get(each.role, ()), *each.steps)) for each in proposals
-        ],
-        learned={**made.learned, "sla": learnt},
     )
 
 
@@ -119,38 +97,7 @@ def remembered(known: Memory, config: DecideConfig) -> Memory:
     return known if AdaptiveMemory.read(known).is_of(config.learning_identity) else {}
 
 
-def by_targets(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal of mode sla: that of `by_demand` with the throughput and latencies of a performance profile.
-
-    Args:
-        window: Pulls (metrics scrapes) of the interval, at least one.
-        state: State left by the last decision.
-        config: Configuration with the profile in ``performance``.
-
-    Raises:
-        ConfigError: The configuration has no profile.
-    """
-    if config.performance is None:
-        raise ConfigError(
-            "mode sla: needs a performance profile, and none was given; run `penstock profile` and "
-            "give --profile, or choose mode adaptive"
-        )
-    return by_demand(window, state, config)
-
-
-def _projection(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers) -> Projection | None:
-    """Return the demand expected when a new replica could be ready, on the profile's workers. None if the demand is unknown."""
-    pull = window.pulls[-1]
-    speed, service_s = workers.tokens_per_s(shared.work), workers.service_s
-    if pull.demand is None or speed is None or service_s is None:
-        return None
-    case = _case(entry_role(pull.pools), window, shared, workers, workers.config)
-    if case.work is None:
-        return None
-    return Projection(workers, shared.kv, rules.arriving_per_s(case.work), service_s, speed)
-
-
-def _proposed(
+def proposed(
     window: Window,
     state: PlannerState,
     memory: AdaptiveMemory,
@@ -188,7 +135,7 @@ def _proposed(
     return Proposal(_within_budget(proposals, pools, config), seen, {"adaptive": memory})
 
 
-def _followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> AdaptiveMemory:
+def followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> AdaptiveMemory:
     """Return the learned state after one pull. Parts for which the pull has no value stay unchanged."""
     roles = {role: memory.of(role).followed(pool, pull.at_s) for role, pool in pull.pools.items()}
     dt_s = 0.0 if memory.pulled_s is None else pull.at_s - memory.pulled_s
@@ -225,7 +172,7 @@ def _cases(
     """Return the input of the rules for each role whose newest pull is complete."""
     pull = window.pulls[-1]
     known = [role for role in pull.pools if pull.demand is not None and not _unknown(role, pull)]
-    return {role: _case(role, window, memory, workers, config) for role in known}
+    return {role: case_of(role, window, memory, workers, config) for role in known}
 
 
 def _advice(memory: AdaptiveMemory, role: Role, workers: WorkerModel) -> Hindsight | None:
@@ -356,7 +303,7 @@ def _spare_reason(case: rules.Case, window: Window, memory: AdaptiveMemory) -> s
     return "; ".join(each.detail for each in findings) if all(each.applies for each in findings) else ""
 
 
-def _case(
+def case_of(
     role: Role, window: Window, memory: AdaptiveMemory, workers: WorkerModel, config: DecideConfig
 ) -> rules.Case:
     """Return the input of a role's rules. The newest pull must have a known demand."""
@@ -469,40 +416,5 @@ def _within_budget(
     ]
 
 
-ADAPTIVE = PlannerPolicy(by_demand, follows_demand=True)
+POLICY = PlannerPolicy(adaptive, follows_demand=True)
 """Mode adaptive as a policy."""
-SLA = PlannerPolicy(by_targets, follows_demand=True, needs_profile=True)
-"""Mode sla as a policy."""
-
-MEMORIES: Final[Mapping[str, type[AdaptiveMemory | SlaMemory]]] = {
-    "adaptive": AdaptiveMemory,
-    "sla": SlaMemory,
-}
-"""Classes of the learned state, by the key under which `PlannerState.learned` has them."""
-
-
-def for_other_graph(known: Memory) -> Memory:
-    """Return the part of a planner's learned state with which the planner of another graph can start.
-
-    The result has the same form as ``known``. Traffic and replicas of this graph are dropped, and the learned state of
-    other policies than modes adaptive and sla.
-
-    Args:
-        known: Learned state of all policies, by the key that each chose.
-    """
-    return {key: kind.read(known).for_other_graph() for key, kind in MEMORIES.items() if key in known}
-
-
-def resumed(state: PlannerState, by_s: float, now_s: float) -> PlannerState:
-    """Return the state of a planner after a restart, with its times converted to another clock.
-
-    Args:
-        state: State as read from the ledger (the planner's decision log).
-        by_s: Simulated seconds to add to a time of the ledger's clock to get a time of the current clock; can be
-            negative. Unless it is 0, the learned state of other policies is dropped, because it is unknown which of
-            their values are times.
-        now_s: Present time, in simulated seconds. No converted time is later than this.
-    """
-    memory = state.learned
-    moved = {key: kind.read(memory).resumed(by_s, now_s) for key, kind in MEMORIES.items() if key in memory}
-    return replace(state, learned=moved if by_s else {**memory, **moved})
