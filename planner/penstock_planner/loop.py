@@ -244,7 +244,8 @@ class PlannerLoop:
             worker_waiting=readings.worker_waiting if has_kv else None,
         )
         wall_s = round(self._time.wall_s()) if self._settings.config.reads_calendar else None
-        self._pulled = pulled = replace(pulled, wall_s=wall_s)
+        watched = None if self._observed is None else self._observed.watched
+        self._pulled = pulled = replace(pulled, wall_s=wall_s, watched=watched)
         return pulled
 
     def _with_late(self, readings: Readings) -> Demand | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from penstock.api import Role
 from penstock.core.errors import LedgerError
@@ -29,9 +30,7 @@ class Recorder:
         ledger: Ledger to which the records are written.
     """
 
-    def __init__(
-        self, ledger: Ledger, about: Mapping[str, str | float | None], *, wall_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, ledger: Ledger, about: Mapping[str, Any], *, wall_s: Callable[[], float]) -> None:
         """Create a recorder.
 
         Args:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from penstock.api import GraphDeployment
 from penstock.core.clock import SimulatedClock
@@ -27,7 +28,7 @@ from penstock_planner.metrics import PlannerMetrics, serve
 from penstock_planner.observers import Observer, Observers
 from penstock_planner.options import PlannerOptions
 from penstock_planner.readiness import Readiness
-from penstock_planner.sources.base import SourceChain
+from penstock_planner.sources.base import ReadingSource, SourceChain
 from penstock_planner.sources.frontend import FrontendMetrics, sources_of
 from penstock_planner.sources.prometheus import GraphLabels
 from penstock_planner.sources.router import at
@@ -69,6 +70,7 @@ class PlannerService:
             None if there is none.
         performance: Performance profile of mode sla; None in other modes.
         memory: Learned state of another graph's planner, used if the ledger holds none.
+        about: Further facts for the ledger's header, by name.
     """
 
     options: PlannerOptions
@@ -79,6 +81,7 @@ class PlannerService:
     graph_file: Path | None = None
     performance: PerformanceProfile | None = None
     memory: Memory = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> PlannerSettings:
         """Return the settings of the planner, made from the options and the graph."""
@@ -95,6 +98,7 @@ class PlannerService:
                 "served_model_name": options.served_model_name,
                 "speed": self.speed,
                 "graph_file": None if self.graph_file is None else str(self.graph_file.absolute()),
+                **self.about,
             },
             memory=self.memory,
         )
@@ -107,6 +111,7 @@ async def run_until_stopped(
     stop: asyncio.Event,
     *,
     observer: Observer | None = None,
+    source: ReadingSource | None = None,
 ) -> None:
     """Run the planner until ``stop`` is set.
 
@@ -116,6 +121,7 @@ async def run_until_stopped(
         router_url: Base URL of the router; None if there is no router.
         stop: Event that ends the planner.
         observer: Additional observer of ticks (metrics scrapes) and decisions; None for none.
+        source: Source of all metrics; None reads the router, the workers and Prometheus, as the options say.
 
     Raises:
         ConfigError: the log folder cannot be created, another planner has locked its ledger (decision log), or the
@@ -150,7 +156,7 @@ async def run_until_stopped(
             loop = PlannerLoop(
                 settings,
                 target=target,
-                source=_sources(service, pool, router_url, clock),
+                source=_sources(service, pool, router_url, clock) if source is None else source,
                 ledger=ledger,
                 time=PlannerClock(clock),
                 observers=Observers([stats, ticks, files, *([] if observer is None else [observer])]),

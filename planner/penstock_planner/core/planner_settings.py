@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Memory
@@ -32,5 +33,5 @@ class PlannerSettings:
     rolls_back: bool = True
     memory: Memory = field(default_factory=dict)
     max_age_s: float = 10.0
-    about: Mapping[str, str | float | None] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
     first_sequence: int = 0

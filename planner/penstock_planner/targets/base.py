@@ -47,6 +47,7 @@ class TargetState:
         grant_note: Name of the pool, the graphs holding GPUs that this one lacks, and the expected time of their
             return; empty without a pool.
         guaranteed: GPUs that the pool guarantees to the graph; None if it is in no pool or the guarantee is unknown.
+        watched: Replicas of a fleet that something else scales, as in `Pull.watched`; None except in shadow mode.
     """
 
     pools: Mapping[Role, PoolCounts]
@@ -59,6 +60,7 @@ class TargetState:
     grant: int | None = None
     grant_note: str = ""
     guaranteed: int | None = None
+    watched: Mapping[Role, PoolCounts] | None = None
 
 
 class Target(Protocol):

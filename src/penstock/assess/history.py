@@ -46,11 +46,28 @@ class Line:
     values: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Value of one series at the time of a query, real seconds since 1970."""
+
+    labels: Mapping[str, str]
+    value: float
+    asked_s: float
+
+
 class PrometheusHistory:
     """One server; counts its queries and reports each to ``on_query``."""
 
-    def __init__(self, client: Any, *, on_query: Callable[[int], None] = lambda _count: None) -> None:
+    def __init__(
+        self,
+        client: Any,
+        *,
+        on_query: Callable[[int], None] = lambda _count: None,
+        setting: str = SETTING,
+    ) -> None:
+        """Create a reader; ``setting`` is the flag that names the server, for messages."""
         self._client = client
+        self._setting = setting
         self._on_query = on_query
         self.queries = 0
 
@@ -90,6 +107,18 @@ class PrometheusHistory:
         found = self._asked(lambda: self._client.custom_query(promql, params={"time": at_s}))
         return [(dict(each["metric"]), _number(each["value"][1])) for each in found]
 
+    def newest(self, promql: str) -> list[Sample]:
+        """Return the newest sample of each series of a query, as the server's own clock has it."""
+        found = self._asked(lambda: self._client.custom_query(promql))
+        return [
+            Sample(dict(each["metric"]), _number(each["value"][1]), float(each["value"][0])) for each in found
+        ]
+
+    def sample_times(self, promql: str) -> list[list[float]]:
+        """Return the times of each series' samples, real seconds since 1970; the query must be a range vector."""
+        found = self._asked(lambda: self._client.custom_query(promql))
+        return [[float(at_s) for at_s, _ in each["values"]] for each in found]
+
     def _range(
         self, promql: str, start_s: float, count: int, step_s: float
     ) -> list[tuple[dict[str, str], Floats]]:
@@ -111,7 +140,7 @@ class PrometheusHistory:
         return found
 
     def _asked(self, send: Callable[[], Any]) -> list[Any]:
-        found = asked(self._client, send, setting=SETTING)
+        found = asked(self._client, send, setting=self._setting)
         self.queries += 1
         self._on_query(self.queries)
         return found

@@ -33,11 +33,13 @@ class Subject:
         model: Its name in the series.
         matchers: Further PromQL matchers, such as ``namespace="prod"``.
         deployment: Deployment whose replicas kube-state-metrics counts; None: the scraped processes are counted.
+        setting: Flag that names the model, for messages.
     """
 
     model: str
     matchers: tuple[str, ...] = ()
     deployment: str | None = None
+    setting: str = "--model"
 
     def selector(self, engine: EngineMetrics, *extra: str) -> str:
         """Return the PromQL selector of a runtime's series of the model."""
@@ -60,14 +62,19 @@ def read_history(history: PrometheusHistory, subject: Subject, *, end_s: float, 
     """
     end_s = end_s // MINUTE_S * MINUTE_S
     minutes = Period(end_s - since_s, max(1, round(since_s / MINUTE_S)), MINUTE_S)
-    engine, known = _engine(history, subject, minutes)
+    engine, known = engine_of(history, subject, minutes)
     return _Reader(history, subject, engine, known, minutes).read()
 
 
-def _engine(
+def engine_of(
     history: PrometheusHistory, subject: Subject, period: Period
 ) -> tuple[EngineMetrics, frozenset[str]]:
-    """Return the model's runtime, and the names of all its series."""
+    """Return the model's runtime, and the names of all its series.
+
+    Raises:
+        ConfigError: the server knows no such model; the message names those that it knows.
+        ObservationError: the server does not answer, or has no histogram of prompt tokens.
+    """
     selectors = [subject.selector(each) for each in engines() if each.model_label is not None]
     unnamed = [
         f"{each.prompt_tokens[0]}_count{subject.selector(each)}"
@@ -102,11 +109,11 @@ def _refuse_model(history: PrometheusHistory, subject: Subject, period: Period) 
     if served:
         known = sorted(served)
         raise ConfigError(
-            f"--model {subject.model}: Prometheus has no series of it in this time; it has {', '.join(known)}"
+            f"{subject.setting} {subject.model}: Prometheus has no series of it in this time; it has {', '.join(known)}"
             f"{did_you_mean(subject.model, known)}"
         )
     raise ConfigError(
-        f"--model {subject.model}: Prometheus has no series of vLLM, SGLang, TensorRT-LLM, Dynamo or text-generation-inference in"
+        f"{subject.setting} {subject.model}: Prometheus has no series of vLLM, SGLang, TensorRT-LLM, Dynamo or text-generation-inference in"
         " this time; check that the engines are scraped, --since and --match"
     )
 

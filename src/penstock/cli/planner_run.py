@@ -15,9 +15,12 @@ from pydantic.fields import FieldInfo
 from penstock.api import Environment, GraphDeployment, PlannerMode
 from penstock.api.manifests import load_graph
 from penstock.api.planner import known_modes
+from penstock.assess.shadow.watched import FLAG as SHADOW_FLAG
+from penstock.assess.shadow.watched import ReplicaSource
 from penstock.cli import fields, option
 from penstock.cli.cluster import Connection, require_packages
 from penstock.cli.graph_warnings import option_warnings, print_warnings, warnings_of
+from penstock.cli.planner_shadow import ShadowFlags, ShadowRun
 from penstock.cli.say import say_json
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag, flag_of, time_scale
@@ -148,6 +151,7 @@ _METAVARS = {
 
 @click.command()
 @fields.options(RunFlags)
+@fields.options(ShadowFlags)
 @fields.options(ClusterFlags)
 @option.of_settings(PlannerOptions.model_fields, "PENSTOCK_PLANNER", _shape)
 def run(**given: Any) -> None:
@@ -158,11 +162,13 @@ def run(**given: Any) -> None:
     environment or in --config override it in ALL graphs. Ledger and dashboard are in LOG-DIR/NAMESPACE/GRAPH.
     """
     flags, cluster = fields.take(RunFlags, given), fields.take(ClusterFlags, given)
+    shadow = fields.take(ShadowFlags, given)
     graph_file = flags.graph_file
     if flags.operate:
         given["no_operation"] = False
     named = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
     explicit = stated(given=named, file=flags.config_file)
+    refuse_misplaced(shadow, cluster, explicit)
     if explicit.get("environment") == Environment.KUBERNETES:
         if graph_file is not None:
             raise ConfigError(
@@ -170,7 +176,6 @@ def run(**given: Any) -> None:
             )
         _run_on_cluster(flags, cluster, explicit)
         return
-    fields.refuse_given(cluster, cluster.connection, needs="--environment kubernetes")
     draws = "max-gpu-budget" in explicit
     graph = load_graph(graph_file, draws=draws) if graph_file is not None else None
     options = join(given=named, file=flags.config_file, graph=graph)
@@ -196,8 +201,31 @@ def run(**given: Any) -> None:
         performance=performance,
         memory=memory,
     )
+    if shadow.shadow:
+        ShadowRun.of(shadow, service, explicit).run(cluster.connection)
+        return
     os.umask(0o077)  # ledger, state and event files are one user's, as all that `penstock up` leaves
     loop.run(_on_backend(service))
+
+
+def refuse_misplaced(shadow: ShadowFlags, cluster: ClusterFlags, explicit: Mapping[str, Any]) -> None:
+    """Refuse flags of ``--shadow`` without it, and flags of a cluster where none is planned.
+
+    Raises:
+        ConfigError: a flag has no effect, or contradicts another.
+    """
+    is_on_cluster = explicit.get("environment") == Environment.KUBERNETES
+    if not shadow.shadow:
+        fields.refuse_given(shadow, needs=SHADOW_FLAG)
+    elif is_on_cluster:
+        raise ConfigError(
+            f"{SHADOW_FLAG}: watches a fleet that is not a graph, so leave out --environment kubernetes; --replicas-from scale"
+            " reads a Deployment from the cluster"
+        )
+    if not is_on_cluster:
+        is_scale_read = shadow.replicas_from is ReplicaSource.SCALE
+        connection = () if is_scale_read else (cluster.connection,)
+        fields.refuse_given(cluster, *connection, needs="--environment kubernetes")
 
 
 def _performance(

@@ -160,6 +160,8 @@ class Pull:
         worker_waiting: Number of requests that wait inside the decode (or aggregated) workers; None if no source
             reports it.
         wall_s: Unix time of the scrape, real seconds. None if the configuration needs no wall-clock times.
+        watched: Replicas by role of the fleet that something else scales, in shadow mode, where ``pools`` are those that
+            the planner would have. Decisions do not use it. None in other modes.
     """
 
     at_s: float
@@ -169,6 +171,7 @@ class Pull:
     demand: Demand | None = None
     worker_waiting: WorkerSummary | None = None
     wall_s: float | None = None
+    watched: Mapping[Role, PoolCounts] | None = None
 
     @property
     def queue_per_worker(self) -> float | None:

@@ -1,0 +1,197 @@
+"""The shadow fleet, its queue, and the demand that engines' counters give."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from penstock.api import Role
+from penstock.assess.engine_metrics import VLLM
+from penstock.assess.shadow.backend import ShadowBackend
+from penstock.assess.shadow.counters import Counts, Lengths, counter_names, counts_of, interval_of
+from penstock.assess.shadow.fleet import Queue, ShadowFleet, shadow_queue
+from penstock.assess.shadow.reader import WorldState
+from penstock.assess.shadow.watched import WatchedPool, watched_pools
+from penstock.core.errors import ClusterError, ConfigError, ObservationError
+from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
+from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.sources.base import Query
+
+A, P, D = Role.AGGREGATED, Role.PREFILL, Role.DECODE
+HISTOGRAMS = (*VLLM.ttft, *VLLM.prompt_tokens, *VLLM.answer_tokens, VLLM.gap[0])
+KNOWN = frozenset(
+    {f"{each}_{part}" for each in HISTOGRAMS for part in ("sum", "count", "bucket")}
+    | {VLLM.running[0], VLLM.waiting[0], VLLM.kv_usage[0], *VLLM.cache_tokens[0]}
+)
+NAMES = counter_names(VLLM, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["vllm"], {A: WatchedPool(A, "vllm")}),
+        (["prod/vllm"], {A: WatchedPool(A, "vllm", "prod")}),
+        (["{}"], {A: WatchedPool(A)}),
+        (
+            ['prefill={job="p",zone=~"a,b"}', 'decode={job="d"}'],
+            {P: WatchedPool(P, matchers=('job="p"', 'zone=~"a,b"')), D: WatchedPool(D, matchers=('job="d"',))},
+        ),
+        (
+            ["prefill=p", "decode=prod/d"],
+            {
+                P: WatchedPool(P, "p", None, ('pod=~"p-[a-z0-9]+-[a-z0-9]+"',)),
+                D: WatchedPool(D, "d", "prod", ('pod=~"d-[a-z0-9]+-[a-z0-9]+"',)),
+            },
+        ),
+    ],
+)
+def test_a_watched_fleet_is_named_by_deployment_or_matchers(given, expected):
+    """Without a role it is aggregated; of two Deployments each has the series of its own pods."""
+    assert watched_pools(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["Bad Name"], r"--shadow Bad Name: must be \[ROLE=\]\[NAMESPACE/\]DEPLOYMENT"),
+        (["a", "b"], "--shadow b: aggregated is watched already, as aggregated=a"),
+        (["prefill=a"], "--shadow: decode is missing"),
+        (["decode=a"], "--shadow: prefill is missing"),
+        (["decode=a", "b"], "exclude each other"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(given, said):
+    """One sentence names the value and the remedy."""
+    with pytest.raises(ConfigError, match=said):
+        watched_pools(given)
+
+
+def test_the_shadow_fleet_begins_as_the_watched_one_and_then_follows_decisions():
+    """New replicas are ready after the start-up time; replicas that are ready last are removed first."""
+    fleet = ShadowFleet(60.0, {A: 2}).begun({A: PoolCounts(2, 1)}, 0.0)
+    assert fleet.pools(0.0) == {A: PoolCounts(2, 1, gpus=2)}
+    grown = fleet.scaled(A, 5, 10.0)
+    assert grown.pools(60.0) == {A: PoolCounts(3, 2, gpus=2)}
+    assert grown.pools(70.0) == {A: PoolCounts(5, 0, gpus=2)}
+    assert grown.scaled(A, 3, 65.0).pools(70.0) == {A: PoolCounts(3, 0, gpus=2)}
+    assert [each.name for each in fleet.endpoints(0.0)] == ["shadow-aggregated-0", "shadow-aggregated-1"]
+
+
+@pytest.mark.parametrize(
+    ("shadow_ready", "expected"),
+    [
+        (1, Queue(10.0, 1000.0)),  # fewer workers: the watched queue, not a longer one that nobody measured
+        (2, Queue(10.0, 1000.0)),
+        (4, Queue(8.0, 800.0)),  # 8 + 8 - 4 * 4/2
+        (100, Queue(0.0, 0.0)),
+    ],
+)
+def test_the_queue_shrinks_by_what_more_workers_would_have_computed(shadow_ready, expected):
+    """At the rate for each worker that was measured; it is never longer than the watched queue."""
+    found = shadow_queue(
+        Queue(8.0, 800.0),
+        Queue(10.0, 1000.0),
+        arrived=Queue(8.0, 800.0),
+        computed=Queue(4.0, 400.0),
+        shadow_ready=shadow_ready,
+        watched_ready=2,
+    )
+    assert found == expected
+
+
+def counts(at_s, scale, *, processes=("a:1", "b:1"), waiting=0.0, kv=0.25):
+    """Return a reading in which each process has counted ``scale`` requests of 1000 and 100 tokens, half of them cached."""
+    each = {
+        NAMES.first_tokens: scale, NAMES.ttft_s: 0.5 * scale, NAMES.prompts: scale,
+        NAMES.prompt_tokens: 1000.0 * scale, NAMES.answer_tokens: 100.0 * scale, NAMES.gaps: 99.0 * scale,
+        NAMES.gap_s: 2.0 * scale, NAMES.running: 3.0, NAMES.waiting: waiting, NAMES.kv_usage: kv,
+        NAMES.cache[0]: 1000.0 * scale, NAMES.cache[1]: 500.0 * scale,
+    }  # fmt: skip
+    samples = [
+        ({"__name__": name, "instance": process, "engine": "0"}, value)
+        for process in processes
+        for name, value in each.items()
+    ]
+    return counts_of(samples, at_s)
+
+
+def test_a_restart_loses_nothing_and_two_scrape_jobs_of_one_page_count_once():
+    """A counter that fell has begun at zero; the same process in two jobs is one."""
+    before = counts_of([({"__name__": "x", "instance": "a"}, 10.0)], 0.0)
+    labels = {"__name__": "x", "instance": "a"}
+    after = counts_of([({**labels, "job": "1"}, 3.0), ({**labels, "job": "2"}, 4.0)], 1.0)
+    assert after.processes("x") == 1
+    assert after.gained(before, "x") == 4.0
+
+
+def test_an_interval_counts_arrivals_as_first_tokens_and_growth_of_the_queue():
+    """Requests whose prompt is being computed follow from TTFT less those that waited, by Little's law."""
+    found = interval_of(counts(0.0, 10.0), counts(10.0, 20.0, waiting=1.0), NAMES, speed=2.0)
+    assert (found.period_s, found.first_tokens, found.arrivals) == (20.0, 20.0, 22.0)
+    assert found.prefilling == 0.0  # 10 s of TTFT in 20 s are half a request, and one waited on average
+    assert interval_of(counts(0.0, 10.0), counts(10.0, 20.0), NAMES, speed=1.0).prefilling == 1.0
+    assert Lengths().followed(counts(0.0, 10.0), counts(10.0, 20.0), NAMES, 10.0).uncached == 500.0
+
+
+def test_a_runtime_without_kv_usage_is_refused():
+    """Dynamo's frontend, for example, does not export it."""
+    with pytest.raises(ObservationError, match="vllm has no KV usage .vllm:kv_cache_usage_perc"):
+        counter_names(VLLM, KNOWN - set(VLLM.kv_usage))
+
+
+class Reader:
+    """Returns readings in turn."""
+
+    names = NAMES
+
+    def __init__(self, *worlds):
+        self.worlds = list(worlds)
+
+    async def read(self):
+        """Return the next."""
+        return self.worlds.pop(0)
+
+
+def world(found: Counts, replicas=2):
+    """Return a reading of a fleet of aggregated workers."""
+    return WorldState({A: found}, {A: PoolCounts(replicas)})
+
+
+def test_the_planner_sees_its_own_fleet_under_the_measured_load():
+    """KV usage is spread over the shadow's workers; arrivals are as measured; latencies are not passed on; writing is refused."""
+    now = [0.0]
+    reader = Reader(world(counts(0.0, 10.0)), world(counts(10.0, 20.0)), world(counts(10.0, 20.0)))
+    backend = ShadowBackend(reader, ShadowFleet(5.0, {A: 1}), now_s=lambda: now[0], speed=1.0)
+
+    async def tick():
+        state = await backend.observe()
+        return state, await backend.read(Query(state.endpoints, 30.0))
+
+    state, first = asyncio.run(tick())
+    assert (state.pools, state.watched) == ({A: PoolCounts(2, gpus=1)},) * 2
+    assert first.demand is None
+    role = RoleDecision(A, 2, 4, Action.UP, Reason.DEMAND_ABOVE_CAPACITY, "", ())
+    backend.decided(Decision("d1", 0.0, no_operation=True, roles=(role,), gpus=2, gpus_after=4, max_gpu_budget=None), View(0.0))  # fmt: skip
+    now[0] = 10.0
+    state, second = asyncio.run(tick())
+    assert state.pools[A].ready == 4
+    assert state.watched == {A: PoolCounts(2, gpus=1)}
+    assert {each.value for each in second.kv.values()} == {0.125}
+    demand = second.demand
+    assert (demand.period_s, demand.arrivals, demand.uncached_tokens) == (10.0, 20.0, 10_000.0)
+    assert demand.prefilling_workers == pytest.approx(2 * (1 - math.exp(-0.5)))
+    assert demand.ttft_late is None
+    assert second.latency == {}
+    now[0] = 15.0
+    assert asyncio.run(tick())[1].demand.arrivals == 10.0  # the same scrape again: its rate, for the time that passed
+    with pytest.raises(ClusterError, match="a shadow planner scales nothing"):
+        asyncio.run(backend.scale(A, 3, decision_id="d1"))
+
+
+class View:
+    """The part of a planner's view that the backend reads."""
+
+    def __init__(self, at_s):
+        self.at_s = at_s
