@@ -141,9 +141,9 @@ def assess(
 
     traces = tuple(load(window, seed) for seed in range(options.seeds))
     if options.profile is None and (trace is None or has_latencies):
-        fit = _fitted(observed, options, folder, say, load)
+        fit = fitted_engine(observed, options, folder, say, load)
     profile = fit.written_to(folder)
-    setting = _setting(window, traces, profile, options)
+    setting = setting_of(window, traces, profile, options)
     calibration: Calibration | None = None
     ran_run: Recording | None = None
     own_run: Recording | None = None
@@ -213,7 +213,18 @@ def _memory(recommendation: Recommendation, setting: Setting, say: Say) -> bytes
     return learnt_json(known)
 
 
-def _setting(window: Observed, traces: tuple[Trace, ...], profile: str, options: AssessOptions) -> Setting:
+def setting_of(window: Observed, traces: tuple[Trace, ...], profile: str, options: AssessOptions) -> Setting:
+    """Return what every simulated fleet shares.
+
+    Args:
+        window: Simulated part of the history.
+        traces: Loads made of it, one for each seed.
+        profile: Latency profile, by name or path.
+        options: What is compared.
+
+    Raises:
+        ConfigError: the ceiling is below the GPUs of one replica.
+    """
     most = max(1, round(float(filled(window.replicas).max()))) * options.gpus
     max_gpus = 2 * most if options.max_gpus is None else options.max_gpus
     if max_gpus < options.gpus:
@@ -223,7 +234,7 @@ def _setting(window: Observed, traces: tuple[Trace, ...], profile: str, options:
     return Setting(window, traces, profile, options.slo, options.gpus, options.cold_start_s, max_gpus)
 
 
-def _fitted(
+def fitted_engine(
     observed: Observed, options: AssessOptions, folder: Path, say: Say, load: Callable[[Observed], Trace]
 ) -> EngineFit:
     """Return the nearest profile, scaled until the simulated fleet that ran is as fast as the observed one."""
@@ -236,7 +247,7 @@ def _fitted(
             say(f"looking for the engine's speed: {fit.name}")
             profile = fit.written_to(folder)
             return [
-                simulated_speeds(part, recorded(_setting(part, (trace,), profile, options).ran()[0]))
+                simulated_speeds(part, recorded(setting_of(part, (trace,), profile, options).ran()[0]))
                 for part, trace in zip(parts, traces, strict=True)
             ]
 

@@ -16,7 +16,7 @@ from penstock.core.histogram import share_within
 from penstock.report.html_parts import text
 from penstock.simulator.observer import Recording
 
-_BLUE, _VERMILION, _GREEN = "#1f83c4", "#d55e00", "#009e73"
+BLUE, VERMILION, _GREEN = "#1f83c4", "#d55e00", "#009e73"
 """Okabe-Ito's colours, the blue a little lighter: legible on white and on the dark ground."""
 _WIDTH, _HEIGHT = 480.0, 170.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 10.0, 34.0, 26.0
@@ -41,6 +41,19 @@ class Curve:
     is_stepped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Time that a chart shows.
+
+    Attributes:
+        start_s: Real seconds since 1970.
+        duration_s: Seconds.
+    """
+
+    start_s: float
+    duration_s: float
+
+
 def charts(
     window: Observed, slo: SloConfig, recommended: Recording | None, ran: Recording | None
 ) -> list[str]:
@@ -53,47 +66,48 @@ def charts(
         ran: Run of the fleet that ran, drawn where the observed share in time is unknown; None: it was not kept.
     """
     begins = np.arange(window.steps, dtype=np.float64) * window.step_s
-    load = Curve("requests a second", _BLUE, begins, window.arrivals / window.step_s, is_stepped=True)
+    load = Curve("requests a second", BLUE, begins, window.arrivals / window.step_s, is_stepped=True)
     counts = filled(window.replicas)
     fleets = [
         Curve(
             "ran",
-            _BLUE,
+            BLUE,
             np.arange(len(counts), dtype=np.float64) * window.replica_step_s,
             counts,
             is_stepped=True,
         )
     ]
     shares = []
-    seen = _observed_shares(window, slo)
+    seen = observed_shares(window, slo)
     if seen is not None:
-        shares.append(Curve("served", _BLUE, *seen))
+        shares.append(Curve("served", BLUE, *seen))
     elif ran is not None:
-        shares.append(Curve("as it ran, simulated", _BLUE, *_simulated_shares(window, slo, ran)))
+        shares.append(Curve("as it ran, simulated", BLUE, *simulated_shares(window, slo, ran)))
     if recommended is not None:
-        shares.append(Curve("recommended", _VERMILION, *_simulated_shares(window, slo, recommended)))
+        shares.append(Curve("recommended", VERMILION, *simulated_shares(window, slo, recommended)))
         samples = [each for each in recommended.samples if each.at_s <= window.duration_s]
         own = [sum(ready for ready, _, _ in each.replicas.values()) for each in samples]
         at_s = np.array([each.at_s for each in samples])
         fleets.append(
-            Curve("recommended, ready", _VERMILION, at_s, np.array(own, dtype=float), is_stepped=True)
+            Curve("recommended, ready", VERMILION, at_s, np.array(own, dtype=float), is_stepped=True)
         )
-    found = [_figure("Load", [load], window), _figure("Replicas", fleets, window)]
-    by = "hour" if _bin_s(window) == 3600 else "ten minutes"
+    found = [figure("Load", [load], window), figure("Replicas", fleets, window)]
+    by = "hour" if bin_s(window) == 3600 else "ten minutes"
     if shares:
-        found.append(_figure(f"In time, % by {by}", shares, window, goal=100 * slo.attainment, is_share=True))
+        found.append(figure(f"In time, % by {by}", shares, window, goal=100 * slo.attainment, is_share=True))
     return found
 
 
-def _bin_s(window: Observed) -> float:
+def bin_s(window: Observed) -> float:
+    """Return the length of the bins of shares, seconds."""
     return 600.0 if window.duration_s < _FEW_S else 3600.0
 
 
-def _observed_shares(window: Observed, slo: SloConfig) -> tuple[Floats, Floats] | None:
+def observed_shares(window: Observed, slo: SloConfig) -> tuple[Floats, Floats] | None:
     """Return the middles of the bins and what share had its first token in time, percent; None: not observed."""
     if window.ttft is None:
         return None
-    size = max(1, round(_bin_s(window) / window.step_s))
+    size = max(1, round(bin_s(window) / window.step_s))
     firsts = range(0, window.steps, size)
     found = []
     for first in firsts:
@@ -103,9 +117,9 @@ def _observed_shares(window: Observed, slo: SloConfig) -> tuple[Floats, Floats] 
     return np.array([(first + size / 2) * window.step_s for first in firsts]), np.array(found)
 
 
-def _simulated_shares(window: Observed, slo: SloConfig, recording: Recording) -> tuple[Floats, Floats]:
-    """Return the same of a run: a request without a first token is late."""
-    size_s = _bin_s(window)
+def simulated_shares(window: Observed, slo: SloConfig, recording: Recording) -> tuple[Floats, Floats]:
+    """Return the same of a simulated run: a request without a first token is late."""
+    size_s = bin_s(window)
     count = max(1, math.ceil(window.duration_s / size_s))
     requests = recording.requests
     places = np.minimum((requests.arrival_s // size_s).astype(np.int64), count - 1)
@@ -117,15 +131,23 @@ def _simulated_shares(window: Observed, slo: SloConfig, recording: Recording) ->
     return (np.arange(count, dtype=np.float64) + 0.5) * size_s, shares.astype(np.float64)
 
 
-def _figure(
+def figure(
     title: str,
     curves: Sequence[Curve],
-    window: Observed,
+    window: Observed | Span,
     *,
     goal: float | None = None,
     is_share: bool = False,
 ) -> str:
-    """Return one chart with its axes, its legend and the target as a dashed line."""
+    """Return one chart as HTML, with its axes and its legend.
+
+    Args:
+        title: Title above the chart.
+        curves: Lines, whose times count from the beginning.
+        window: Time that is shown.
+        goal: Target, drawn as a dashed line; None: there is none.
+        is_share: The values are percentages.
+    """
     values = np.concatenate([each.values[np.isfinite(each.values)] for each in curves])
     high = 100.0 if is_share else _round_up(float(values.max(initial=0.0)))
     low = min(95.0, math.floor(float(values.min(initial=100.0)) / 5) * 5) if is_share else 0.0

@@ -47,23 +47,26 @@ class Subject:
         return "{" + ",".join((*named, *self.matchers, *extra)) + "}"
 
 
-def read_history(history: PrometheusHistory, subject: Subject, *, end_s: float, since_s: float) -> Observed:
+def read_history(
+    history: PrometheusHistory, subject: Subject, *, end_s: float, since_s: float, step_s: float = MINUTE_S
+) -> Observed:
     """Return what the server has kept of the model.
 
     Args:
         history: The server.
         subject: Which series.
-        end_s: Real seconds since 1970 up to which it is read, rounded down to a minute.
+        end_s: Real seconds since 1970 up to which it is read, rounded down to a step.
         since_s: How long before.
+        step_s: Real seconds of a step; longer ones are taken where scrapes are rare.
 
     Raises:
         ConfigError: the server knows no such model; the message names those that it knows.
         ObservationError: the server does not answer, or lacks what cannot be done without.
     """
-    end_s = end_s // MINUTE_S * MINUTE_S
-    minutes = Period(end_s - since_s, max(1, round(since_s / MINUTE_S)), MINUTE_S)
-    engine, known = engine_of(history, subject, minutes)
-    return _Reader(history, subject, engine, known, minutes).read()
+    count = max(1, round(since_s / step_s))
+    steps = Period(end_s // step_s * step_s - count * step_s, count, step_s)
+    engine, known = engine_of(history, subject, steps)
+    return _Reader(history, subject, engine, known, steps).read()
 
 
 def engine_of(
@@ -210,10 +213,14 @@ class _Reader:
 
     def _scrape_interval(self) -> float:
         """Return the seconds between two samples of a series in the busiest ten minutes; a minute where it is unknown."""
-        hours = Period(self._period.start_s, max(1, int(self._period.steps // 60)), 3600.0)
-        counts = self._history.line(f"max(count_over_time({self._counting()}[10m]))", hours)
-        most = float(np.nanmax(counts)) if np.isfinite(counts).any() else 10.0
-        return 600.0 / max(1.0, most)
+        length_s = self._period.end_s - self._period.start_s
+        count = max(1, int(length_s // 3600))
+        hour_s = min(3600.0, length_s)
+        hours = Period(self._period.end_s - count * hour_s, count, hour_s)
+        window_s = min(600.0, length_s)
+        counts = self._history.line(f"max(count_over_time({self._counting()}[{window_s:g}s]))", hours)
+        most = float(np.nanmax(counts)) if np.isfinite(counts).any() else window_s / MINUTE_S
+        return window_s / max(1.0, most)
 
     def _summed(self, inner: str, by: str = "") -> str:
         """Return the sum over processes; of two scrapes of one page the larger counts."""
@@ -371,13 +378,13 @@ class _Reader:
         )
 
 
-def _steps(minutes: Period, interval_s: float) -> Period:
-    """Return the same time in minutes, or in longer steps where a minute holds too few samples."""
-    if interval_s <= MINUTE_S / 2:
-        return minutes
-    step_s = math.ceil(_SCRAPES * interval_s / MINUTE_S) * MINUTE_S
-    count = max(1, int(minutes.steps * minutes.step_s // step_s))
-    return Period(minutes.end_s - count * step_s, count, step_s)
+def _steps(period: Period, interval_s: float) -> Period:
+    """Return the same time, in longer steps where a step holds too few samples."""
+    if interval_s <= period.step_s / 2:
+        return period
+    step_s = math.ceil(_SCRAPES * interval_s / period.step_s) * period.step_s
+    count = max(1, int(period.steps * period.step_s // step_s))
+    return Period(period.end_s - count * step_s, count, step_s)
 
 
 def _split(period: Period, interval_s: float) -> Period:

@@ -12,6 +12,7 @@ from penstock.api import GraphDeployment
 from penstock.api.manifests import load_graph
 from penstock.cli import fields, option
 from penstock.cli.progress import working
+from penstock.cli.report_shadow import report_shadow
 from penstock.cli.say import say_json
 from penstock.cli.terminal import Terminal
 from penstock.core.errors import ConfigError, PenstockError
@@ -29,7 +30,9 @@ _NOT_SHOWN = "the cost of other fleets is not shown: "
 class ReportOptions:
     """What `penstock report` reads, compares and writes."""
 
-    run: Path = flag("Output directory of `penstock load`.")
+    run: Path | None = flag(
+        "Output directory of `penstock load`.", unset="required, except with the ledger of a shadow planner"
+    )
     ledger: Path | None = flag(
         "The planner's ledger.jsonl, or its log folder.", unset="no planner in the report"
     )
@@ -43,6 +46,10 @@ class ReportOptions:
         " more simulations.",
         default=MOST_FLEETS,
         ge=1,
+    )
+    profile: str | None = flag(
+        "Latency profile of the watched engines, by name or .yaml path; only without --run.",
+        unset="the nearest one, scaled to the observed latencies",
     )
     output: Path = flag("Folder for the PNG files and report.html; created if missing.", path="folder")
     ttft_slo_s: float | None = duration_flag(
@@ -66,9 +73,19 @@ def report(*, as_json: bool, **given: Any) -> None:
     """Draw a report: replicas, signals with decisions, latencies, GPU-hours against other fleets.
 
     All times are simulated seconds from the start of the load run. Needs the extra `plots`.
+
+    Without --run, the ledger is that of `penstock planner run --no-operation --shadow`: its planner is compared with the autoscaler
+    that it watched.
     """
-    require_plots()
     said = fields.take(ReportOptions, given)
+    if said.run is None:
+        _report_shadow(said, as_json=as_json)
+        return
+    if said.profile is not None:
+        raise ConfigError(
+            "--profile: has an effect only without --run, in the report of a shadow planner; remove it"
+        )
+    require_plots()
     found = analyse(said.run, ledger=said.ledger, ttft_target_s=said.ttft_slo_s, itl_target_s=said.itl_slo_s)
     console = Terminal()
     graph, remark = _graph_of(found, said.manifest)
@@ -82,6 +99,23 @@ def report(*, as_json: bool, **given: Any) -> None:
         return
     console.print(report_text(found))
     console.print(f"report: {files[-1]}", soft_wrap=True)
+
+
+def _report_shadow(said: ReportOptions, *, as_json: bool) -> None:
+    if said.ledger is None:
+        raise ConfigError(
+            "--run: required; give the output directory of `penstock load`, or a shadow planner's --ledger"
+        )
+    if said.manifest is not None:
+        raise ConfigError("--manifest: has an effect only with --run; remove it")
+    report_shadow(
+        said.ledger,
+        said.output,
+        ttft_slo_s=said.ttft_slo_s,
+        itl_slo_s=said.itl_slo_s,
+        profile=said.profile,
+        as_json=as_json,
+    )
 
 
 def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment | None, tuple[str, ...]]:

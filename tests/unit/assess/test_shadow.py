@@ -36,7 +36,10 @@ NAMES = counter_names(VLLM, KNOWN)
         (["{}"], {A: WatchedPool(A)}),
         (
             ['prefill={job="p",zone=~"a,b"}', 'decode={job="d"}'],
-            {P: WatchedPool(P, matchers=('job="p"', 'zone=~"a,b"')), D: WatchedPool(D, matchers=('job="d"',))},
+            {
+                P: WatchedPool(P, matchers=('job="p"', 'zone=~"a,b"')),
+                D: WatchedPool(D, matchers=('job="d"',)),
+            },
         ),
         (
             ["prefill=p", "decode=prod/d"],
@@ -114,14 +117,16 @@ def counts(at_s, scale, *, processes=("a:1", "b:1"), waiting=0.0, kv=0.25):
         for process in processes
         for name, value in each.items()
     ]
-    return counts_of(samples, at_s)
+    return counts_of(samples, [({"instance": process, "engine": "0"}, at_s) for process in processes])
 
 
 def test_a_restart_loses_nothing_and_two_scrape_jobs_of_one_page_count_once():
     """A counter that fell has begun at zero; the same process in two jobs is one."""
-    before = counts_of([({"__name__": "x", "instance": "a"}, 10.0)], 0.0)
+    before = counts_of([({"__name__": "x", "instance": "a"}, 10.0)], [({"instance": "a"}, 0.0)])
     labels = {"__name__": "x", "instance": "a"}
-    after = counts_of([({**labels, "job": "1"}, 3.0), ({**labels, "job": "2"}, 4.0)], 1.0)
+    after = counts_of(
+        [({**labels, "job": "1"}, 3.0), ({**labels, "job": "2"}, 4.0)], [({"instance": "a"}, 1.0)]
+    )
     assert after.processes("x") == 1
     assert after.gained(before, "x") == 4.0
 
@@ -137,7 +142,7 @@ def test_an_interval_counts_arrivals_as_first_tokens_and_growth_of_the_queue():
 
 def test_a_runtime_without_kv_usage_is_refused():
     """Dynamo's frontend, for example, does not export it."""
-    with pytest.raises(ObservationError, match="vllm has no KV usage .vllm:kv_cache_usage_perc"):
+    with pytest.raises(ObservationError, match=r"vllm has no KV usage .vllm:kv_cache_usage_perc"):
         counter_names(VLLM, KNOWN - set(VLLM.kv_usage))
 
 
@@ -185,7 +190,9 @@ def test_the_planner_sees_its_own_fleet_under_the_measured_load():
     assert demand.ttft_late is None
     assert second.latency == {}
     now[0] = 15.0
-    assert asyncio.run(tick())[1].demand.arrivals == 10.0  # the same scrape again: its rate, for the time that passed
+    assert (
+        asyncio.run(tick())[1].demand.arrivals == 10.0
+    )  # the same scrape again: its rate, for the time that passed
     with pytest.raises(ClusterError, match="a shadow planner scales nothing"):
         asyncio.run(backend.scale(A, 3, decision_id="d1"))
 

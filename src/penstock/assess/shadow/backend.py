@@ -146,7 +146,7 @@ class ShadowBackend:
         if not self._before:
             self._before = world.counts
             return
-        if any(counts.at_s <= self._before[role].at_s for role, counts in world.counts.items()):
+        if any(counts.since(self._before[role]) <= 0 for role, counts in world.counts.items()):
             return
         names, entry = self._reader.names, entry_role(world.replicas)
         intervals = {

@@ -107,12 +107,22 @@ class Counts:
     """One reading of a role's engines.
 
     Attributes:
-        at_s: Time of the newest sample, real seconds since 1970 by the server's clock.
+        at_s: Time of each process' newest sample, real seconds since 1970 by the server's clock.
         values: Value of each process by name of the series.
     """
 
-    at_s: float
+    at_s: Mapping[Process, float]
     values: Mapping[str, Mapping[Process, float]]
+
+    def since(self, before: Counts) -> float:
+        """Return the real seconds from the samples of ``before`` to these, the mean over the processes in both.
+
+        Processes are scraped at times of their own, so that the newest sample of all would move by more or less than counters do.
+        """
+        spans = [at_s - before.at_s[process] for process, at_s in self.at_s.items() if process in before.at_s]
+        if spans:
+            return sum(spans) / len(spans)
+        return max(self.at_s.values(), default=0.0) - max(before.at_s.values(), default=0.0)
 
     def processes(self, name: str) -> int:
         """Return the number of processes that export a series."""
@@ -138,16 +148,28 @@ class Counts:
         return total
 
 
-def counts_of(samples: Iterable[Labelled], at_s: float) -> Counts:
-    """Return a reading; of two scrape jobs that read one page, the larger value counts."""
+def counts_of(samples: Iterable[Labelled], times: Iterable[Labelled]) -> Counts:
+    """Return a reading; of two scrape jobs that read one page, the larger value and the newer sample count.
+
+    Args:
+        samples: Samples of all series, with their names.
+        times: Time of each process' newest sample, real seconds since 1970.
+    """
+    at_s: dict[Process, float] = {}
+    for labels, value in times:
+        at_s[_process(labels)] = max(value, at_s.get(_process(labels), value))
     values: dict[str, dict[Process, float]] = {}
     for labels, value in samples:
         if not math.isfinite(value):
             continue
-        process = labels.get("instance") or labels.get("pod", ""), labels.get("engine", "")
+        process = _process(labels)
         own = values.setdefault(labels.get("__name__", ""), {})
         own[process] = max(value, own.get(process, value))
     return Counts(at_s, values)
+
+
+def _process(labels: Mapping[str, str]) -> Process:
+    return labels.get("instance") or labels.get("pod", ""), labels.get("engine", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +250,7 @@ class Interval:
 
 def interval_of(before: Counts, after: Counts, names: CounterNames, speed: float) -> Interval:
     """Return what happened between two readings, the second of which has newer samples."""
-    period_s = (after.at_s - before.at_s) * speed
+    period_s = after.since(before) * speed
     waiting_before, waiting = before.total(names.waiting), after.total(names.waiting)
     first_tokens, ttft_s = (after.gained(before, name) for name in (names.first_tokens, names.ttft_s))
     waited = (waiting_before + waiting) / 2

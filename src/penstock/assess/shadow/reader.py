@@ -108,7 +108,9 @@ class WorldReader:
                 raise ObservationError(
                     f"prometheus: the newest sample of {self._subject.model} is {age_s:.0f} s old"
                 )
-            found[role] = counts_of(((each.labels, each.value) for each in samples), newest_s)
+            found[role] = counts_of(
+                *([(each.labels, each.value) for each in part] for part in (samples, times))
+            )
         return found
 
     async def _replicas(self, pool: WatchedPool, counts: Counts) -> PoolCounts:
