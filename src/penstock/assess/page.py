@@ -17,6 +17,7 @@ from penstock.assess.text import (
     fleet_heads,
     fleet_rows,
 )
+from penstock.core.durations import duration_text
 from penstock.core.errors import ConfigError, unwritable
 from penstock.report.html_parts import page, pairs, table, text
 
@@ -34,8 +35,9 @@ _ROUTER_STEP: Final = (
     " them. To go back, point the clients at the workers again."
 )
 _WATCH_STEP: Final = (
-    "Let the planner watch next to your HPA: with planner.noOperation: true, and managedBy: external in each service's scaling, it"
-    " records what it would do and why, and scales nothing (docs/move-from-hpa.md). To go back, delete the graph."
+    "Let the planner watch next to your HPA for a night: {watch}. It reads Prometheus alone, records what it would do and why, and"
+    " scales nothing; penstock report --ledger shadow --output report then compares both fleets (docs/tutorial-shadow.md). To go back,"
+    " stop it."
 )
 _MOVE_STEP: Final = (
     f"Set image, arguments and secrets in {GRAPH_FILE} as the Deployment has them, apply it next to the Deployment, and move a part"
@@ -91,7 +93,7 @@ def _steps(found: Assessment) -> list[str]:
     if found.recommendation.plan is None:
         return ["<p>Nothing is recommended, so there is no step to take.</p>"]
     router = f"penstock router serve --model {found.observed.model} --worker aggregated=http://HOST:PORT"
-    steps = (_ROUTER_STEP.format(router=router), _WATCH_STEP, _MOVE_STEP)
+    steps = (_WATCH_STEP.format(watch=_watch(found)), _ROUTER_STEP.format(router=router), _MOVE_STEP)
     items = "".join(f"<li>{text(step)}</li>" for step in steps)
     manifest = as_yaml([found.recommendation.plan.manifest()])
     carries = _CARRIES.format(schedule=_SCHEDULED if found.recommendation.plan.schedule else _UNSCHEDULED)
@@ -101,6 +103,18 @@ def _steps(found: Assessment) -> list[str]:
         f"<p>{text(carries)}</p>",
         f"<pre>{text(manifest)}</pre>",
     ]
+
+
+def _watch(found: Assessment) -> str:
+    """Return the command that starts a shadow planner with the assessment's settings."""
+    plan, options = found.recommendation.plan, found.options
+    command = "penstock planner run --no-operation --shadow DEPLOYMENT --prometheus-url URL"
+    if plan is not None and not plan.is_disaggregated:
+        command += f" --graph {GRAPH_FILE} --memory {MEMORY_FILE}"
+    else:  # the workers that run today are aggregated, so that such a graph has other roles
+        command += f" --served-model-name {found.observed.model} --ttft-slo {duration_text(options.slo.ttft_seconds)}"
+        command += "" if plan is None else f" --max-gpu-budget {plan.max_gpus}"
+    return f"{command} --cold-start {duration_text(options.cold_start_s)} --log-dir shadow"
 
 
 def write_files(found: Assessment, folder: Path) -> list[Path]:

@@ -6,13 +6,16 @@ import asyncio
 import math
 
 import pytest
+from requests import ConnectionError as NoConnection
 
 from penstock.api import Role
 from penstock.assess.engine_metrics import VLLM
+from penstock.assess.history import PrometheusHistory
+from penstock.assess.reading import Subject
 from penstock.assess.shadow.backend import ShadowBackend
 from penstock.assess.shadow.counters import Counts, Lengths, counter_names, counts_of, interval_of
 from penstock.assess.shadow.fleet import Queue, ShadowFleet, shadow_queue
-from penstock.assess.shadow.reader import WorldState
+from penstock.assess.shadow.reader import WorldState, open_reader
 from penstock.assess.shadow.watched import WatchedPool, watched_pools
 from penstock.core.errors import ClusterError, ConfigError, ObservationError
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
@@ -202,3 +205,67 @@ class View:
 
     def __init__(self, at_s):
         self.at_s = at_s
+
+
+class Server:
+    """Answers instant queries as a Prometheus with one vLLM whose newest sample is ``age_s`` old."""
+
+    url = "http://prometheus.example:9090"
+
+    def __init__(self, *, age_s=3.0, replicas=(("kube_deployment_status_replicas_ready", 2), ("kube_deployment_status_replicas", 3)), error=None):  # fmt: skip
+        self.age_s, self.replicas, self.error = age_s, replicas, error
+
+    def get_label_values(self, label, params):
+        """Return the names or the models."""
+        if self.error is not None:
+            raise self.error
+        is_known = 'model_name="llama"' in " ".join(params["match[]"])
+        return {"__name__": sorted(KNOWN) if is_known else [], "model_name": ["llama"]}.get(label, [])
+
+    def custom_query(self, query, params=None):
+        """Return series, times or replicas."""
+        labels = {"instance": "10.0.0.1:8000", "engine": "0"}
+        if "kube_deployment" in query:
+            return [self._sample({"__name__": name}, value) for name, value in self.replicas]
+        if query.endswith("[5m]"):
+            return [{"metric": labels, "values": [[100.0, "0"], [110.0, "0"], [120.0, "0"]]}]
+        if query.startswith("timestamp"):
+            return [self._sample(labels, 1000.0 - self.age_s)]
+        return [self._sample({**labels, "__name__": name}, 1.0) for name in NAMES.all]
+
+    def _sample(self, labels, value):
+        return {"metric": labels, "value": [1000.0, str(value)]}
+
+
+def opened(server, *, model="llama", shadow="prod/vllm"):
+    """Open a reader of the server and read it once more."""
+    history = PrometheusHistory(server, setting="--prometheus-url")
+    subject = Subject(model, setting="--served-model-name")
+
+    async def both():
+        reader = await open_reader(history, subject, watched_pools([shadow]), kube=None)
+        return reader.scrape_s, await reader.read()
+
+    return asyncio.run(both())
+
+
+def test_replicas_are_those_of_kube_state_metrics_or_the_scraped_processes():
+    """Replicas that are not ready count as starting; scraped processes are ready."""
+    scrape_s, found = opened(Server())
+    assert (scrape_s, found.replicas) == (10.0, {A: PoolCounts(2, 1)})
+    assert opened(Server(replicas=()), shadow="{}")[1].replicas == {A: PoolCounts(1)}
+
+
+@pytest.mark.parametrize(
+    ("server", "model", "said"),
+    [
+        (Server(), "lama", r"--served-model-name lama: Prometheus has no series of it.*it has llama; did you mean llama\?"),
+        (Server(replicas=()), "llama", "no kube_deployment_status_replicas_ready of Deployment vllm; scrape kube-state-metrics"),
+        (Server(age_s=100.0), "llama", "the newest sample of llama is 100 s old"),
+        (Server(error=NoConnection()), "llama", "nothing answers at prometheus.example:9090; start it, or correct --prometheus-url"),
+    ],
+)  # fmt: skip
+def test_what_a_shadow_planner_lacks_is_said_before_it_starts(server, model, said):
+    """One sentence each, with the flag or the series."""
+    with pytest.raises((ConfigError, ObservationError), match=said):
+        opened(server, model=model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -156,7 +155,7 @@ def _held(at_s: Floats, pools: Sequence[PoolCounts]) -> Held:
     )
     gpus = max(each.gpus for each in pools)
     hours = float((replicas[:-1] * np.diff(at_s)).sum()) * gpus / 3600
-    return Held(at_s, ready, replicas, hours, sum(first != second for first, second in pairwise(replicas)))
+    return Held(at_s, ready, replicas, hours, int(np.count_nonzero(np.diff(replicas))))
 
 
 def _notes(record: ShadowRecord, at_s: Floats) -> list[str]:

@@ -20,7 +20,7 @@ from penstock.assess.engine_fit import EngineFit
 from penstock.assess.fleets import recorded
 from penstock.assess.history import QUERY_TIMEOUT_S, PrometheusHistory
 from penstock.assess.load import make_trace
-from penstock.assess.observed import Observed, busiest_window
+from penstock.assess.observed import Floats, Observed, busiest_window
 from penstock.assess.reading import MINUTE_S, Subject, read_history
 from penstock.assess.shadow.comparison import Held, ShadowHistory
 from penstock.core.errors import ObservationError
@@ -97,13 +97,12 @@ def observed_history(found: ShadowHistory, *, say: Callable[[str], None] = lambd
     return replace(at_speed, replicas=_replicas(at_speed, found, found.watched[Role.AGGREGATED]))
 
 
-def _replicas(
-    observed: Observed, found: ShadowHistory, held: Held
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _replicas(observed: Observed, found: ShadowHistory, held: Held) -> Floats:
     """Return a fleet's ready replicas by the history's replica steps."""
     first_s = (observed.start_s - found.start_s) * found.speed
     count = observed.steps * _FLEET_STEPS
-    return held.at(first_s + (np.arange(count) + 1) * observed.replica_step_s)
+    times_s = first_s + np.arange(1, count + 1, dtype=np.float64) * observed.replica_step_s
+    return held.at(times_s.astype(np.float64))
 
 
 def predict(

@@ -117,7 +117,7 @@ class WorldReader:
         if pool.deployment is None:
             return PoolCounts(counts.processes(self._names.running))
         if self._kube is not None:
-            return await _scale(self._kube, pool)
+            return await scale_of(self._kube, pool)
         return await asyncio.to_thread(self._counted, pool)
 
     def _counted(self, pool: WatchedPool) -> PoolCounts:
@@ -135,7 +135,7 @@ class WorldReader:
         return PoolCounts(ready, max(0, by_name.get(_ALL, ready) - ready))
 
 
-async def _scale(kube: KubeClient, pool: WatchedPool) -> PoolCounts:
+async def scale_of(kube: KubeClient, pool: WatchedPool) -> PoolCounts:
     """Return the replicas of a Deployment by its ``/scale``, which counts ready ones and others together."""
     path = f"/apis/apps/v1/namespaces/{pool.namespace or 'default'}/deployments/{pool.deployment}/scale"
     try:
@@ -146,7 +146,7 @@ async def _scale(kube: KubeClient, pool: WatchedPool) -> PoolCounts:
         ) from exc
     existing = int(found.get("status", {}).get("replicas") or 0)
     asked = int(found.get("spec", {}).get("replicas") or 0)
-    return PoolCounts(min(existing, asked) if asked else existing, max(0, asked - existing))
+    return PoolCounts(min(existing, asked), max(0, asked - existing))
 
 
 async def open_reader(
