@@ -9,7 +9,7 @@ from penstock.assess.shadow.reader import scale_of
 from penstock.assess.shadow.watched import WatchedPool
 from penstock.core.errors import ConfigError
 from penstock.kube.kinds import DEPLOYMENT
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 
 pytestmark = pytest.mark.cluster
 

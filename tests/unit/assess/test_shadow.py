@@ -19,7 +19,7 @@ from penstock.assess.shadow.reader import WorldState, open_reader
 from penstock.assess.shadow.watched import WatchedPool, watched_pools
 from penstock.core.errors import ClusterError, ConfigError, ObservationError
 from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.sources.base import Query
 
 A, P, D = Role.AGGREGATED, Role.PREFILL, Role.DECODE

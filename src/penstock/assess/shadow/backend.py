@@ -16,8 +16,8 @@ from penstock.assess.shadow.fleet import Queue, ShadowFleet, shadow_queue
 from penstock.assess.shadow.reader import WorldReader, WorldState
 from penstock.core.errors import ClusterError
 from penstock_planner.decide.decision import Decision
-from penstock_planner.decide.observation import Demand, entry_role, kv_role
-from penstock_planner.decide.reading import Reading, assess, missing
+from penstock_planner.decide.demand.observation import Demand, entry_role, kv_role
+from penstock_planner.decide.demand.reading import Reading, assess, missing
 from penstock_planner.observers import PlannerView
 from penstock_planner.sources.base import Query, Readings
 from penstock_planner.targets.base import TargetState

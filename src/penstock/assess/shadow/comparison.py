@@ -15,7 +15,7 @@ from penstock.assess.shadow.record import ShadowRecord, shadow_record_of
 from penstock.core.errors import ConfigError, LedgerError
 from penstock.report.ledger_view import LoadOrigin, PlannerRun, view_of
 from penstock_planner.core.records import MALFORMED, Record
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.ledger import read_ledger
 
 LONG_GAP_S: Final = 600.0

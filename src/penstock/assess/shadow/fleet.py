@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.api import Role
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.targets.base import Endpoint
 
 

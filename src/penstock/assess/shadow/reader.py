@@ -14,7 +14,7 @@ from penstock.assess.reading import MINUTE_S, Subject, engine_of
 from penstock.assess.shadow.counters import CounterNames, Counts, counter_names, counts_of
 from penstock.assess.shadow.watched import FLAG, WatchedPool
 from penstock.core.errors import ConfigError, NotFoundError, ObservationError
-from penstock_planner.decide.observation import PoolCounts
+from penstock_planner.decide.demand.observation import PoolCounts
 
 if TYPE_CHECKING:
     from penstock.kube.client import KubeClient
