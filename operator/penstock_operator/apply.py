@@ -398,7 +398,7 @@ def _ownership_problem(existing: Object, owner: Owner) -> str | None:
     held_by = next((each for each in metadata.get("ownerReferences", ()) if each.get("controller")), None)
     if held_by is None:
         is_lost = APPLIED_ANNOTATION in metadata.get("annotations", {})
-        return None if is_lost else f"exists and belongs to no {owner.kind}; delete or rename it"
+        return None if is_lost else f"exists and is not owned by a {owner.kind}; delete or rename it"
     if held_by.get("uid") == owner.uid:
         return None
     if (held_by.get("kind"), held_by.get("name")) == (owner.kind, owner.name):

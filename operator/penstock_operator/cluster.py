@@ -75,7 +75,7 @@ Chosen: about two megabytes."""
 
 Trim = Callable[[Object], Object]
 
-_OF_USERS: Final = frozenset({GRAPH_DEPLOYMENT, SCALING_ADAPTER})
+_USER_KINDS: Final = frozenset({GRAPH_DEPLOYMENT, SCALING_ADAPTER})
 """Kinds whose specification is changed only by users and autoscalers."""
 
 Enqueue = Callable[[Key, bool], None]
@@ -154,7 +154,7 @@ class Cluster:
         self._enqueue = enqueue
         self._snapshots: dict[Key, GraphSnapshot] = {}
         self._owners: dict[tuple[str, str, str], Key] = {}
-        self._noted: dict[tuple[str, str, str], float] = {}
+        self._written_s: dict[tuple[str, str, str], float] = {}
         self._reported: set[tuple[str, str, str]] = set()
         self._tombstones: LruCache[tuple[str, str, str], int] = LruCache(MAX_TOMBSTONES)
         self._trims: dict[Kind, Trim] = {
@@ -180,10 +180,10 @@ class Cluster:
             if await self._has_any(kind):
                 self._watch(kind)
         await self._listed()
-        self._group.create_task(self._nodes.run(self._named_nodes))
+        self._group.create_task(self._nodes.run(self._nodes_of_pods))
 
-    def _named_nodes(self) -> set[str]:
-        return {each.node for held in self._snapshots.values() for each in held.views() if each.bound}
+    def _nodes_of_pods(self) -> set[str]:
+        return {each.node for stored in self._snapshots.values() for each in stored.views() if each.bound}
 
     async def _listed(self) -> None:
         for informer in tuple(self._informers.values()):
@@ -219,18 +219,18 @@ class Cluster:
 
     def snapshot(self, key: Key) -> GraphSnapshot:
         """Return a graph's objects as the watches show them now; later changes do not alter the result. It is empty for an unknown graph."""
-        held = self._snapshots.get(key, GraphSnapshot())
-        return GraphSnapshot(dict(held.graphs), dict(held.children), self._pods(held))
+        stored = self._snapshots.get(key, GraphSnapshot())
+        return GraphSnapshot(dict(stored.graphs), dict(stored.children), self._pods(stored))
 
-    def _pods(self, held: GraphSnapshot) -> dict[tuple[str, str], Object]:
+    def _pods(self, stored: GraphSnapshot) -> dict[tuple[str, str], Object]:
         """Return a graph's pods with the state of their nodes.
 
         Pods on deleted nodes count as not serving, whatever their last kubelet reported.
         """
         return (
-            {key: self._on_its_node(pod) for key, pod in held.pods.items()}
+            {key: self._on_its_node(pod) for key, pod in stored.pods.items()}
             if len(self._nodes)
-            else dict(held.pods)
+            else dict(stored.pods)
         )
 
     def _on_its_node(self, pod: Object) -> Object:
@@ -243,8 +243,8 @@ class Cluster:
 
     def _node_changed(self, node: str) -> None:
         """Enqueue the graphs with pods on ``node``, which was deleted, exists again, or was cordoned or uncordoned."""
-        for key, held in self._snapshots.items():
-            if any(each.node == node for each in held.views()):
+        for key, stored in self._snapshots.items():
+            if any(each.node == node for each in stored.views()):
                 self._enqueue(key, False)
 
     async def serves(self, kind: Kind) -> bool:
@@ -256,10 +256,10 @@ class Cluster:
             UnavailableError: The first list of the kind did not finish within 5 wall-clock seconds (`LIST_S`).
         """
         if kind not in OPTIONAL_KINDS:
-            return await self.knows(kind)
+            return await self.has_kind(kind)
         async with self._optional_lock:
             if kind not in self._informers:
-                if not await self.knows(kind):
+                if not await self.has_kind(kind):
                     return False
                 self._watch(kind)
             informer = self._informers[kind]
@@ -272,7 +272,7 @@ class Cluster:
                 raise UnavailableError(f"{kind.plural}: {why}") from exc
             return True
 
-    async def knows(self, kind: Kind) -> bool:
+    async def has_kind(self, kind: Kind) -> bool:
         """Ask the API server whether it serves a kind, usually of another project's CustomResourceDefinition; nothing is watched."""
         try:
             found = await self._client.raw_get(f"/apis/{kind.api_version}")
@@ -283,15 +283,15 @@ class Cluster:
     def report(self, graph: Object) -> None:
         """Store a GraphDeployment, as received from the API server, in the in-memory view, unless a newer version is stored."""
         obj = trim_graph(graph)
-        held = self.snapshot(key_of(obj)).graph
-        if held is None or held[VERSION] <= obj[VERSION]:
+        stored = self.snapshot(key_of(obj)).graph
+        if stored is None or stored[VERSION] <= obj[VERSION]:
             self._changed(GRAPH_DEPLOYMENT, "MODIFIED", obj)
 
     def remove(self, graph: Object) -> None:
         """Remove a deleted GraphDeployment from the in-memory view; a newer one that has its name but another UID remains."""
         obj = trim_graph(graph)
-        held = self.snapshot(key_of(obj)).graph
-        if held is None or held["metadata"]["uid"] == obj["metadata"]["uid"]:
+        stored = self.snapshot(key_of(obj)).graph
+        if stored is None or stored["metadata"]["uid"] == obj["metadata"]["uid"]:
             self._changed(GRAPH_DEPLOYMENT, "DELETED", obj)
 
     def _watch(self, kind: Kind) -> None:
@@ -310,7 +310,7 @@ class Cluster:
             on_change=partial(self._changed, kind),
         )
 
-    def note(self, written: Object) -> None:
+    def record_write(self, written: Object) -> None:
         """Store the object in the API server's answer to a write, before the watch shows it.
 
         The next reconcile then does not repeat the write. The answer can also include a change that another writer made
@@ -329,13 +329,13 @@ class Cluster:
         deleted_at = self._tombstones.get(identity)
         if deleted_at is not None and deleted_at >= obj[VERSION]:
             return
-        old = self._held(kind, identity[2], self._owners.get(identity))
+        old = self._stored(kind, identity[2], self._owners.get(identity))
         if old is not None and old[VERSION] >= obj[VERSION]:
             return  # the watch has already reported this version or a newer one
-        owner = self._take_over(kind, identity, obj)
-        self._noted[identity] = time.monotonic()
+        owner = self._store(kind, identity, obj)
+        self._written_s[identity] = time.monotonic()
         if owner is not None and old is not None and _shows_other_changes(kind, old, obj):
-            self._enqueue(owner, kind in _OF_USERS)
+            self._enqueue(owner, kind in _USER_KINDS)
         if identity not in self._reported:
             asyncio.get_running_loop().call_later(self._confirm_s, self._confirm, kind, identity, obj)
 
@@ -343,7 +343,7 @@ class Cluster:
         owner = self._owners.get(identity)
         if owner is None or identity in self._reported:
             return
-        if self._held(kind, identity[2], owner) is obj:
+        if self._stored(kind, identity[2], owner) is obj:
             self._remove(kind, identity)
             self._enqueue(owner, False)
 
@@ -359,19 +359,19 @@ class Cluster:
                 self._enqueue(owner, False)
             return
         self._reported.add(identity)
-        old = self._held(kind, metadata["name"], owner)
-        noted_s = self._noted.pop(identity, None)
-        is_young = noted_s is not None and time.monotonic() - noted_s < self._confirm_s
-        if noted_s is not None and is_young and old is not None and old[VERSION] > obj[VERSION]:
-            self._noted[identity] = noted_s
+        old = self._stored(kind, metadata["name"], owner)
+        written_s = self._written_s.pop(identity, None)
+        is_recent = written_s is not None and time.monotonic() - written_s < self._confirm_s
+        if written_s is not None and is_recent and old is not None and old[VERSION] > obj[VERSION]:
+            self._written_s[identity] = written_s
             return  # the stored answer to the operator's own write is newer
-        new_owner = self._take_over(kind, identity, obj)
+        new_owner = self._store(kind, identity, obj)
         if owner is not None and owner != new_owner:
             self._enqueue(owner, False)
         if new_owner is not None and (owner != new_owner or old is None or not same(old, obj)):
-            self._enqueue(new_owner, kind in _OF_USERS and _generation(old) != _generation(obj))
+            self._enqueue(new_owner, kind in _USER_KINDS and _generation(old) != _generation(obj))
 
-    def _take_over(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> Key | None:
+    def _store(self, kind: Kind, identity: tuple[str, str, str], obj: Object) -> Key | None:
         """Store an object under the graph that it belongs to now, and return that graph; None if it belongs to none."""
         owner = _owning_graph(kind, obj)
         if self._owners.get(identity) not in {None, owner}:
@@ -381,18 +381,18 @@ class Cluster:
             self._snapshots.setdefault(owner, GraphSnapshot()).of(kind)[kind.kind, identity[2]] = obj
         return owner
 
-    def _held(self, kind: Kind, name: str, owner: Key | None) -> Object | None:
-        held = None if owner is None else self._snapshots.get(owner)
-        return None if held is None else held.of(kind).get((kind.kind, name))
+    def _stored(self, kind: Kind, name: str, owner: Key | None) -> Object | None:
+        stored = None if owner is None else self._snapshots.get(owner)
+        return None if stored is None else stored.of(kind).get((kind.kind, name))
 
     def _remove(self, kind: Kind, identity: tuple[str, str, str]) -> None:
-        self._noted.pop(identity, None)
+        self._written_s.pop(identity, None)
         owner = self._owners.pop(identity, None)
         if owner is None:
             return
-        held = self._snapshots[owner]
-        held.of(kind).pop((kind.kind, identity[2]), None)
-        if not (held.graphs or held.children or held.pods):
+        stored = self._snapshots[owner]
+        stored.of(kind).pop((kind.kind, identity[2]), None)
+        if not (stored.graphs or stored.children or stored.pods):
             self._snapshots.pop(owner, None)
 
 
@@ -415,7 +415,7 @@ def _shows_other_changes(kind: Kind, old: Object, new: Object) -> bool:
     """Return whether the answer to a write contains changes that the write did not make."""
     if kind is POD:
         return _without_own_fields(old["view"]) != _without_own_fields(new["view"])
-    if kind in _OF_USERS:
+    if kind in _USER_KINDS:
         return _generation(old) != _generation(new)
     was, now = ((each.get("status"), each["metadata"].get("deletionTimestamp")) for each in (old, new))
     return was != now

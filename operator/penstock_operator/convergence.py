@@ -176,7 +176,7 @@ class Convergence:
 
     async def _warn(self, graph: ObservedGraph, order: RolloutOrder, *, of_devices: bool) -> None:
         """Emit warning Events about an edit's effects: requests that its rollout refuses, and devices that the GPU budget does not count."""
-        warnings = [] if order.lost is None else [("RequestsRefused", order.lost)]
+        warnings = [] if order.disruption is None else [("RequestsRefused", order.disruption)]
         if of_devices:
             found = uncounted_devices(graph.model, graph.context.gpu_resources, graph.context.claimed_gpus)
             warnings += [("DeviceNotCounted", f"{each.path}: {each.message}") for each in found]

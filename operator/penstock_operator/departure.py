@@ -25,7 +25,7 @@ from penstock.kube.objects.names import OPERATOR, drain_finalizer, is_of_class
 
 log = get_logger(__name__)
 
-LOOK_S: Final = 2.0
+POLL_S: Final = 2.0
 """Wall-clock seconds between two reads of the graphs. Chosen."""
 
 ATTEMPTS: Final = 5
@@ -53,10 +53,10 @@ async def release_graphs(client: KubeClient, namespace: str, *, finalizer: str) 
             return 0
         graphs = (await client.list(GRAPH_DEPLOYMENT, namespace=namespace)).items
     except ClusterError as exc:
-        log.warning("own namespace not looked at", namespace=namespace, error=str(exc))
+        log.warning("own namespace not read", namespace=namespace, error=str(exc))
         return 0
-    held = [each for each in graphs if finalizer in each["metadata"].get("finalizers", ())]
-    return sum([await _release(client, each, finalizer) for each in held])
+    with_finalizer = [each for each in graphs if finalizer in each["metadata"].get("finalizers", ())]
+    return sum([await _release(client, each, finalizer) for each in with_finalizer])
 
 
 async def finish_drains(
@@ -65,7 +65,7 @@ async def finish_drains(
     *,
     operator_class: str,
     limit_s: float,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> bool:
     """Wait until no graph of an operator class is being deleted any more, and report the graphs whose workers still drain.
 
@@ -75,7 +75,7 @@ async def finish_drains(
         operator_class: Operator class of the graphs.
         limit_s: Maximum wall-clock seconds to wait. Afterwards the finalizers of graphs that are still draining are
             removed.
-        say: Called with each line of text that the user should see.
+        print_line: Called with each line of text that the user should see.
 
     Returns:
         True if every graph was drained or its finalizer removed; False if a finalizer could not be removed.
@@ -89,23 +89,23 @@ async def finish_drains(
             break
         text = f"waiting up to {limit_s:g} s for the drain of {_names(pending)}"
         if text != reported:
-            say(text)
+            print_line(text)
             reported = text
-        await asyncio.sleep(min(LOOK_S, max(0.0, end_s - time.monotonic())))
+        await asyncio.sleep(min(POLL_S, max(0.0, end_s - time.monotonic())))
     done = [await _release(client, each, finalizer) for each in pending]
     if pending:
-        say(
-            f"{_names(pending)}: not drained after {limit_s:g} s; the drain is given up, and the pods finish"
+        print_line(
+            f"{_names(pending)}: not drained after {limit_s:g} s; the drain was abandoned, and the pods finish"
             " their requests within their terminationGracePeriodSeconds"
         )
-    stay = [each for each in graphs if not each["metadata"].get("deletionTimestamp")]
-    if stay:
-        say(
-            f"{_names(stay)}: not deleted; they continue to serve, and without an operator nothing scales, repairs"
+    not_deleted = [each for each in graphs if not each["metadata"].get("deletionTimestamp")]
+    if not_deleted:
+        print_line(
+            f"{_names(not_deleted)}: not deleted; they continue to serve, and without an operator nothing scales, repairs"
             " or drains them. Install Penstock again before you delete them"
         )
     elif all(done):
-        say("no graph is left")
+        print_line("all graphs are deleted")
     return all(done)
 
 
@@ -136,23 +136,25 @@ async def _release(client: KubeClient, graph: Graph, finalizer: str) -> bool:
     try:
         for _ in range(ATTEMPTS):
             if await _is_patched(client, graph["metadata"], finalizer):
-                log.warning("graph released: its operator goes", namespace=namespace, name=name)
+                log.warning(
+                    "finalizer removed because the operator is stopping", namespace=namespace, name=name
+                )
                 return True
             graph = await client.get(GRAPH_DEPLOYMENT, name, namespace=namespace)
-        error = "others write it all the time"
+        error = "other writers change it continuously"
     except NotFoundError:
         return True
     except ClusterError as exc:
         error = str(exc)
     remedy = f"""kubectl patch gd {name} -n {namespace} --type merge --patch '{{"metadata":{{"finalizers":null}}}}'"""
-    log.warning("graph not released", namespace=namespace, name=name, error=error, remedy=remedy)
+    log.warning("finalizer not removed", namespace=namespace, name=name, error=error, remedy=remedy)
     return False
 
 
 async def _is_patched(client: KubeClient, metadata: Mapping[str, Any], finalizer: str) -> bool:
     """Remove the finalizer from the graph's version that was read; return False if another write was first."""
-    left = [each for each in metadata.get("finalizers", ()) if each != finalizer]
-    patch = {"metadata": {"finalizers": left, "resourceVersion": metadata["resourceVersion"]}}
+    remaining = [each for each in metadata.get("finalizers", ()) if each != finalizer]
+    patch = {"metadata": {"finalizers": remaining, "resourceVersion": metadata["resourceVersion"]}}
     try:
         await client.patch(
             GRAPH_DEPLOYMENT, metadata["name"], patch, namespace=metadata["namespace"], field_manager=OPERATOR

@@ -13,7 +13,7 @@ from penstock.api import GraphDeployment, dotted
 from penstock.api.manifests.validation import problems_outside_pools, validated
 from penstock.core.errors import ManifestProblem
 from penstock.core.lru_cache import LruCache
-from penstock.kube.objects.served import ServedSpec, current_spec, kept_spec, with_spec
+from penstock.kube.objects.served import ServedSpec, current_spec, stored_spec, with_spec
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.queue import Key
 from penstock_operator.trim import Object
@@ -47,22 +47,22 @@ class Edits:
         self._models: LruCache[Key, tuple[tuple[str, int, bool], ValidatedGraph]] = LruCache(MODELS)
         self._served: LruCache[Key, tuple[str, ServedSpec, GraphDeployment]] = LruCache(MODELS)
 
-    def of(self, key: Key, raw: Object, *, draws: bool) -> ValidEdits:
+    def of(self, key: Key, raw: Object, *, is_in_pool: bool) -> ValidEdits:
         """Return the valid specifications of a graph, which the caller should try to apply in this order, and problems of the newest one.
 
         Args:
             key: Namespace and name of the graph.
             raw: The GraphDeployment as the API server returned it.
-            draws: Whether the graph takes its GPUs from a GpuPool; some fields are allowed only in that case.
+            is_in_pool: Whether the graph takes its GPUs from a GpuPool; some fields are allowed only in that case.
         """
-        model, problems = self._newest(key, raw, draws)
+        model, problems = self._newest(key, raw, is_in_pool)
         edits = () if model is None else ((current_spec(raw), model),)
         last = self._last_served(key, raw)
         if last is not None and last[0].generation not in {each.generation for each, _ in edits}:
             edits = (*edits, last)
         return ValidEdits(edits, problems)
 
-    def note_served(self, graph: ObservedGraph) -> None:
+    def record_applied(self, graph: ObservedGraph) -> None:
         """Remember that the specification in ``graph`` is now applied, so that it stays in force if a later edit is invalid."""
         self._served.put(graph.key, (graph.uid, graph.served, graph.model))
 
@@ -71,12 +71,12 @@ class Edits:
         self._models.forget(key)
         self._served.forget(key)
 
-    def _newest(self, key: Key, raw: Object, draws: bool) -> ValidatedGraph:  # noqa: FBT001 - private
-        identity = (raw["metadata"]["uid"], raw["metadata"].get("generation", 0), draws)
+    def _newest(self, key: Key, raw: Object, is_in_pool: bool) -> ValidatedGraph:  # noqa: FBT001 - private
+        identity = (raw["metadata"]["uid"], raw["metadata"].get("generation", 0), is_in_pool)
         known = self._models.get(key)
         if known is None or known[0] != identity:
             model, problems = validated(GraphDeployment, raw)
-            if model is not None and not draws and (found := problems_outside_pools(model)):
+            if model is not None and not is_in_pool and (found := problems_outside_pools(model)):
                 model, problems = None, tuple(ManifestProblem(dotted(path), text) for path, text in found)
             known = identity, (model, problems)
             self._models.put(key, known)
@@ -87,6 +87,6 @@ class Edits:
         known = self._served.get(key)
         if known is not None and known[0] == raw["metadata"]["uid"]:
             return known[1:]
-        kept = kept_spec(raw)
-        model = None if kept is None else validated(GraphDeployment, with_spec(raw, kept))[0]
-        return None if kept is None or model is None else (kept, model)
+        stored = stored_spec(raw)
+        model = None if stored is None else validated(GraphDeployment, with_spec(raw, stored))[0]
+        return None if stored is None or model is None else (stored, model)

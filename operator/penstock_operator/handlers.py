@@ -99,24 +99,24 @@ class MemoryProgress(kopf.ProgressStorage):
         return essence
 
 
-FIRST_INSIST_S: Final = 2.0
-INSIST_S: Final = 10.0
+FIRST_FINALIZER_RETRY_S: Final = 2.0
+FINALIZER_RETRY_S: Final = 10.0
 """Wall-clock seconds until the operator itself writes a new graph's finalizer if kopf has not (2 s,
-``FIRST_INSIST_S``), and between its further tries (10 s, ``INSIST_S``). Chosen. Kopf treats a rejected write like a
+``FIRST_FINALIZER_RETRY_S``), and between its further tries (10 s, ``FINALIZER_RETRY_S``). Chosen. Kopf treats a rejected write like a
 version conflict and waits for the next event."""
 
 DELETION_S: Final = 30.0
 """Maximum seconds that one call of the deletion handler waits. Chosen: every further call costs a write, whose event
 triggers the call."""
 
-AGAIN_S: Final = 1.0
+RECALL_S: Final = 1.0
 """Seconds until the next call of the deletion handler, and minimum seconds between two logins of kopf. Chosen."""
 
 STOP_S: Final = 5.0
 """Maximum seconds to wait for kopf's tasks to end. Chosen. Kopf writes nothing but finalizers, so a task that does
 not end does no harm."""
 
-PAUSES_S: Final = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, *(10.0,) * 10_000)
+BACKOFFS_S: Final = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, *(10.0,) * 10_000)
 """Seconds between kopf's tries of one request, enough for a day: an unavailable API server returns."""
 
 LOGIN_GAP_S: Final = 10.0
@@ -136,8 +136,8 @@ class KopfOperator:
         graphs: Cluster,
         requests: Profiles,
         enqueue: Callable[[ObjectKey], None],
-        deleted: Callable[[str], Awaitable[None]],
-        refused: Callable[[Object, Refusals], Awaitable[None]],
+        wait_deleted: Callable[[str], Awaitable[None]],
+        report_refusal: Callable[[Object, Refusals], Awaitable[None]],
         namespace: str | None,
         operator_class: str,
         resync_s: float,
@@ -149,8 +149,8 @@ class KopfOperator:
             graphs: View to which GraphDeployments are reported.
             requests: View to which ProfileRequests are reported.
             enqueue: Enqueues a graph for reconciliation.
-            deleted: Waits until nothing is left of the deleted graph with this UID.
-            refused: Called with a graph and the refused write if the graph's finalizer cannot be added.
+            wait_deleted: Waits until nothing is left of the deleted graph with this UID.
+            report_refusal: Called with a graph and the refused write if the graph's finalizer cannot be added.
             namespace: Namespace to watch; None watches all.
             operator_class: Only objects of this ``spec.operatorClass`` are handled.
             resync_s: Seconds without a change after which a graph is reported and enqueued again.
@@ -159,8 +159,8 @@ class KopfOperator:
         self._graphs = graphs
         self._requests = requests
         self._enqueue = enqueue
-        self._deleted = deleted
-        self._refused = refused
+        self._wait_deleted = wait_deleted
+        self._report_refusal = report_refusal
         self._namespace = namespace
         self._operator_class = operator_class
         self._finalizer = drain_finalizer(operator_class)
@@ -216,9 +216,9 @@ class KopfOperator:
         """End kopf's tasks and its connections."""
         for task in tasks:
             task.cancel()
-        _, left = await asyncio.wait(tasks, timeout=STOP_S)
-        if left:
-            log.error("kopf does not end", tasks=sorted(each.get_name() for each in left), after_s=STOP_S)
+        _, running = await asyncio.wait(tasks, timeout=STOP_S)
+        if running:
+            log.error("kopf does not end", tasks=sorted(each.get_name() for each in running), after_s=STOP_S)
         if self._session is not None:
             await self._session.close()
 
@@ -229,18 +229,18 @@ class KopfOperator:
         async def login(**_: Any) -> kopf.AiohttpSession:
             return await self._login()
 
-        self._drive(registry, GRAPH_DEPLOYMENT, self._graphs)
-        self._drive(registry, PROFILE_REQUEST, self._requests)
+        self._register(registry, GRAPH_DEPLOYMENT, self._graphs)
+        self._register(registry, PROFILE_REQUEST, self._requests)
         graphs = _selector(GRAPH_DEPLOYMENT)
 
-        @kopf.on.delete(*graphs, registry=registry, when=self._is_ours, backoff=AGAIN_S)
+        @kopf.on.delete(*graphs, registry=registry, when=self._is_ours, backoff=RECALL_S)
         async def delete(body: kopf.Body, **_: Any) -> None:
             self._graphs.report(dict(body))
             try:
                 async with asyncio.timeout(DELETION_S):
-                    await self._deleted(body["metadata"]["uid"])
+                    await self._wait_deleted(body["metadata"]["uid"])
             except TimeoutError as exc:
-                raise kopf.TemporaryError("its workers finish their requests", delay=AGAIN_S) from exc
+                raise kopf.TemporaryError("its workers finish their requests", delay=RECALL_S) from exc
 
         @kopf.timer(
             *graphs,
@@ -260,15 +260,15 @@ class KopfOperator:
             *graphs,
             registry=registry,
             when=self._lacks_finalizer,
-            interval=INSIST_S,
-            initial_delay=FIRST_INSIST_S,
+            interval=FINALIZER_RETRY_S,
+            initial_delay=FIRST_FINALIZER_RETRY_S,
         )
-        async def insist(body: kopf.Body, **_: Any) -> None:
-            await self._insist(dict(body))
+        async def retry_finalizer(body: kopf.Body, **_: Any) -> None:
+            await self._retry_finalizer(dict(body))
 
         return registry
 
-    def _drive(self, registry: kopf.OperatorRegistry, kind: Kind, view: Cluster | Profiles) -> None:
+    def _register(self, registry: kopf.OperatorRegistry, kind: Kind, view: Cluster | Profiles) -> None:
         """Register the handler that reports objects of one kind to their view."""
 
         @kopf.on.resume(*_selector(kind), registry=registry, when=self._is_ours)
@@ -305,7 +305,7 @@ class KopfOperator:
         has_it = self._finalizer in meta.get("finalizers", ())
         return self._is_ours(spec) and not has_it and not meta.get("deletionTimestamp")
 
-    async def _insist(self, graph: Object) -> None:
+    async def _retry_finalizer(self, graph: Object) -> None:
         """Add the finalizer to a graph; if that is rejected, report the refusal."""
         metadata, refusals = graph["metadata"], Refusals()
         wanted = {"finalizers": [*metadata.get("finalizers", ()), self._finalizer]}
@@ -316,7 +316,7 @@ class KopfOperator:
                 await self._client.patch(
                     GRAPH_DEPLOYMENT, name, patch, namespace=namespace, field_manager=OPERATOR
                 )
-            await self._refused(graph, refusals)
+            await self._report_refusal(graph, refusals)
         except ClusterError as exc:
             log.warning("finalizer not written", namespace=namespace, name=name, error=str(exc))
 
@@ -344,7 +344,7 @@ class KopfOperator:
     async def _renew(self) -> None:
         """Read the credentials again unless the client already did; the first time at once, then at most every `LOGIN_GAP_S`."""
         transport = self._client.transport
-        await asyncio.sleep(max(0.0, self._login_s + AGAIN_S - time.monotonic()))
+        await asyncio.sleep(max(0.0, self._login_s + RECALL_S - time.monotonic()))
         while transport.version == self._version:
             log.warning("kopf's credentials are refused", server=self._client.server)
             await asyncio.sleep(max(0.0, self._login_s + LOGIN_GAP_S - time.monotonic()))
@@ -370,7 +370,7 @@ class KopfOperator:
         settings.watching.chunk_size = 500
         settings.networking.connect_timeout = CONNECT_S
         settings.networking.request_timeout = ANSWER_S
-        settings.networking.error_backoffs = PAUSES_S
+        settings.networking.error_backoffs = BACKOFFS_S
         return settings
 
 

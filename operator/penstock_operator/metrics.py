@@ -45,11 +45,11 @@ class _GraphCollector(Collector):
         )
         target = GaugeMetricFamily(
             names.OPERATOR_TARGET_REPLICAS,
-            "Wanted replicas by graph and role, the desired number within its bounds.",
+            "Target replicas by graph and role: the desired number limited to its bounds.",
             labels=[*labels, "role"],
         )
         planned = GaugeMetricFamily(
-            names.OPERATOR_PLANNED, "1 for each graph that a planner is to plan.", labels=labels
+            names.OPERATOR_PLANNED, "1 for each graph that should have a planner.", labels=labels
         )
         phases = GaugeMetricFamily(names.OPERATOR_GRAPHS, "Graphs by phase.", labels=["phase"])
         found = dict.fromkeys((each.value for each in GraphPhase), 0)
@@ -106,10 +106,10 @@ def _replicas(spec: Object, shown: Object) -> dict[str, tuple[int, int | None]]:
     found: dict[str, tuple[int, int | None]] = {}
     for name, service in spec.get("services", {}).items():
         ready, target = found.get(service["role"], (0, None))
-        said = shown.get(name) or {}
-        wanted = said.get("target")
+        shown_service = shown.get(name) or {}
+        wanted = shown_service.get("target")
         target = target if wanted is None else (target or 0) + wanted
-        found[service["role"]] = ready + said.get("ready", 0), target
+        found[service["role"]] = ready + shown_service.get("ready", 0), target
     return found
 
 
@@ -133,7 +133,7 @@ class OperatorMetrics:
         )
         self.writes = Counter(
             names.OPERATOR_WRITES,
-            "Writes that the API server took, by kind and verb.",
+            "Writes that the API server accepted, by kind and verb.",
             ["kind", "verb"],
             registry=registry,
         )
@@ -147,7 +147,11 @@ class OperatorMetrics:
             names.OPERATOR_EVENTS_DROPPED, "Events that could not be recorded.", registry=registry
         )
         self._depth = Gauge(names.OPERATOR_QUEUE_DEPTH, "Graphs that wait for a worker.", registry=registry)
-        self.leader = Gauge(names.OPERATOR_LEADER, "1 while this process acts.", registry=registry)
+        self.leader = Gauge(
+            names.OPERATOR_LEADER,
+            "1 while this process is active: it is the leader, or leader election is off.",
+            registry=registry,
+        )
         self._depth.set_function(lambda: 0)
         self._by_graph = _GraphCollector()
         registry.register(self._by_graph)
@@ -214,10 +218,10 @@ class StatusServer(HttpServer):
             why = self._unready()
             if why is None:
                 standing = self._standing()
-                said = {"status": "ready", "standing": standing} if standing else {"status": "ready"}
-                responder.send(200, orjson.dumps(said))
+                body = {"status": "ready", "standing": standing} if standing else {"status": "ready"}
+                responder.send(200, orjson.dumps(body))
             else:
                 responder.send(503, error_body(why, code="not_ready"))
         else:
-            message = "path: only /metrics, /healthz and /readyz are here"
+            message = "path: only /metrics, /healthz and /readyz are served here"
             responder.send(404, error_body(message, code="not_found"))

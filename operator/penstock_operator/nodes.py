@@ -97,7 +97,9 @@ class Nodes:
                 await self._client.raw_get("/api/v1/nodes?limit=1")
             except (ForbiddenError, NotFoundError):
                 if not is_logged:
-                    log.info("nodes not watched: a deleted node is noticed once its pods go; see rbac.nodes")
+                    log.info(
+                        "nodes not watched: a deleted node is noticed only when its pods are deleted; see rbac.nodes"
+                    )
                 is_logged = True
                 await asyncio.sleep(self._forbidden_retry_s)
             except ClusterError as exc:

@@ -60,5 +60,5 @@ class ObservedGraph:
         """Failure that says why the newest specification is not applied; None if it is applied."""
         if not self.problems:
             return None
-        served = f"generation {self.served.generation} is carried out until that is corrected"
+        served = f"generation {self.served.generation} remains applied until this is corrected"
         return Failure("InvalidSpec", f"{one_line(self.problems)}; {served}")

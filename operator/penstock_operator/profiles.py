@@ -115,7 +115,9 @@ class Profiles:
             applied = await self._parts.applier.apply(stage, {}, owner)
             if (trouble := _trouble(applied)) is not None:
                 return trouble
-        return Outcome(ProfilePhase.PROFILING, "Starting", f"Job {job['metadata']['name']} starts its pod")
+        return Outcome(
+            ProfilePhase.PROFILING, "Starting", f"Job {job['metadata']['name']} is starting its pod"
+        )
 
     def _graph(self, namespace: str, request: ProfileRequest) -> tuple[GraphDeployment | None, Outcome]:
         """Return the graph to measure, or None, and the outcome to report if it is None."""
@@ -126,7 +128,7 @@ class Profiles:
             return model, Outcome(ProfilePhase.FAILED, "InvalidSpec", wrong)
         raw = self._parts.cluster.snapshot((namespace, name)).graph
         if raw is None:
-            message = f"GraphDeployment {name} is not there; apply it, or write template in place of graph"
+            message = f"GraphDeployment {name} does not exist; create it, or use template instead of graph"
             return None, Outcome(ProfilePhase.PENDING, "GraphMissing", message)
         graph, problems = validated(GraphDeployment, raw)
         return graph, Outcome(ProfilePhase.PENDING, "GraphInvalid", one_line(problems))
@@ -184,8 +186,8 @@ class Profiles:
 
 
 def _trimmed(obj: Object) -> Object:
-    kept = trim_child(obj)
-    return {**kept, "status": obj["status"]} if "status" in obj else kept
+    trimmed = trim_child(obj)
+    return {**trimmed, "status": obj["status"]} if "status" in obj else trimmed
 
 
 def _config_map(raw: Object) -> str:
@@ -196,9 +198,7 @@ def _config_map(raw: Object) -> str:
 def _trouble(applied: Applied) -> Outcome | None:
     """Return the outcome that says what blocks a request; None if nothing does."""
     if applied.terminating:
-        message = (
-            f"objects of an earlier request of this name are going: {', '.join(sorted(applied.terminating))}"
-        )
+        message = f"objects of an earlier request of this name are being deleted: {', '.join(sorted(applied.terminating))}"
         return Outcome(ProfilePhase.PENDING, "Replacing", message)
     if applied.failure is not None:
         return Outcome(ProfilePhase.PENDING, *applied.failure)

@@ -73,7 +73,7 @@ class WorkQueue:
         self._heap: list[tuple[float, int, Key]] = []
         self._order = 0
         self._running: set[Key] = set()
-        self._again: dict[Key, float] = {}
+        self._requeued: dict[Key, float] = {}
         self._not_before: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
         self._wake = asyncio.Event()
@@ -102,7 +102,7 @@ class WorkQueue:
             self._not_before.pop(key, None)
         due_s = max(due_s, self._not_before.get(key, due_s))
         if key in self._running:
-            self._again[key] = min(due_s, self._again.get(key, due_s))
+            self._requeued[key] = min(due_s, self._requeued.get(key, due_s))
             return
         if self._due.get(key, due_s + 1) <= due_s:
             return
@@ -164,7 +164,7 @@ class WorkQueue:
         now_s = self._now_s()
         self._running.discard(key)
         self._not_before[key] = now_s + wait_s
-        marked_s = self._again.pop(key, None)
+        marked_s = self._requeued.pop(key, None)
         due = [] if marked_s is None else [max(marked_s, now_s + wait_s)]
         if requeue_after_s is not None:
             due.append(now_s + requeue_after_s)

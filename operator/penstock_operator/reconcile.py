@@ -148,12 +148,12 @@ class Reconciler:
             self._parts.metrics.reconciles.labels(outcome).inc()
             self._parts.metrics.durations.observe(time.monotonic() - started_s)
 
-    async def deleted(self, uid: str) -> None:
+    async def wait_deleted(self, uid: str) -> None:
         """Wait until a reconcile has found that no object is left of the graph with this UID, which is being deleted."""
         await self._deletions.setdefault(uid, asyncio.Event()).wait()
         del self._deletions[uid]
 
-    async def refused(self, raw: Object, refusals: Refusals) -> None:
+    async def report_refusal(self, raw: Object, refusals: Refusals) -> None:
         """Report in status and Events why the operator cannot add its finalizer to a graph; does nothing if the refusal is temporary.
 
         Args:
@@ -192,7 +192,7 @@ class Reconciler:
         if self._settled.get(key) == (grant, *snapshot.fingerprint()):
             return ReconcileResult("unchanged")
         self._settled.pop(key, None)
-        valid = self._edits.of(key, raw, draws=grant is not None)
+        valid = self._edits.of(key, raw, is_in_pool=grant is not None)
         problems = valid.problems
         for served, model in valid.edits:
             graph = await self._observed(key, model, raw, snapshot, grant, served=served, problems=problems)
@@ -202,7 +202,7 @@ class Reconciler:
             except InvalidSpecError as exc:  # before the first write
                 problems = problems or exc.problems
                 continue
-            self._edits.note_served(graph)
+            self._edits.record_applied(graph)
             self._parts.pools.report(raw, model, plan.bid)
             return await self._carry_out(graph, plan, wanted)
         if not valid.edits or not snapshot.pods:
@@ -210,7 +210,9 @@ class Reconciler:
         # No objects can be built, for example because the operator allows less than before; pods still start and drain.
         served, model = valid.edits[-1]
         graph = await self._observed(key, model, raw, snapshot, grant, served=served, problems=problems)
-        graph = replace(graph, paused=graph.paused or "the operator refuses every edit that it knows")
+        graph = replace(
+            graph, paused=graph.paused or "the operator cannot apply any known version of the specification"
+        )
         return await self._carry_out(graph, await self._scaling.plan(graph), None)
 
     async def _observed(
@@ -370,7 +372,7 @@ class Reconciler:
 
 _UNDRAINED: Final = EventMessage(
     "ForegroundDeletion",
-    "Kubernetes ends routers and workers at once, so that queued requests may be lost; next time delete with"
+    "Kubernetes terminates routers and workers at once, so that queued requests may be lost; next time delete with"
     " --cascade=background (Argo CD: PrunePropagationPolicy=background)",
     "Delete",
     is_warning=True,
@@ -380,7 +382,7 @@ _UNDRAINED: Final = EventMessage(
 
 def _requeue_after_s(inputs: StatusInput, pods: Iterable[PodView]) -> float | None:
     """Return the seconds until the next reconcile even if nothing changes or drains; None if none is needed."""
-    is_unready = bool(inputs.short) or any(not each.ready and not each.finished for each in pods)
+    is_unready = bool(inputs.lacking_replicas) or any(not each.ready and not each.finished for each in pods)
     return UNREADY_REQUEUE_S if is_unready else None
 
 

@@ -63,12 +63,12 @@ class Reporter:
         self._applier = applier
         self._recorder = recorder
         self._emitted: dict[Key, frozenset[EventMessage]] = {}
-        self._short: dict[Key, dict[str, float]] = {}
+        self._lacking_since: dict[Key, dict[str, float]] = {}
 
     def forget(self, key: Key) -> None:
         """Drop the emitted problems and the times that are remembered for a deleted graph; does nothing if there are none."""
         self._emitted.pop(key, None)
-        self._short.pop(key, None)
+        self._lacking_since.pop(key, None)
 
     async def status(
         self, raw: Object, inputs: StatusInput, refusals: Refusals, grant: PoolGrant | None
@@ -114,8 +114,10 @@ class Reporter:
             waiting=found.waiting,
             now_s=graph.now_s,
         )
-        before = self._short.get(graph.key, {})
-        self._short[graph.key] = since = {name: before.get(name, graph.now_s) for name in inputs.short}
+        before = self._lacking_since.get(graph.key, {})
+        self._lacking_since[graph.key] = since = {
+            name: before.get(name, graph.now_s) for name in inputs.lacking_replicas
+        }
         late = late_services(graph.model, since, now_s=graph.now_s)
         await self._adapters(graph, snapshot, inputs, found, refusals)
         # The graph's status is written last, so that it names every other refused write.
@@ -138,14 +140,14 @@ class Reporter:
         for name, service in graph.model.spec.services.items():
             live = snapshot.children.get((SCALING_ADAPTER.kind, child_name(graph.model.name, name)))
             if service.scaling is not None and live is not None and is_own(live, graph.uid):
-                said = adapter_status(
+                status = adapter_status(
                     inputs.services[name],
                     found.services[name].bounds,
                     generation=live["metadata"].get("generation", 0),
                     old=live.get("status"),
                     now=stamp(self._now_s()),
                 )
-                await self._write(live, said, refusals)
+                await self._write(live, status, refusals)
 
     async def events(
         self,
@@ -173,10 +175,10 @@ class Reporter:
         """
         found = applied or Applied()
         emitted = self._emitted.get(key, frozenset())
-        troubles = [EventMessage("NameConflict", each, "Apply", is_warning=True) for each in found.conflicts]
+        problems = [EventMessage("NameConflict", each, "Apply", is_warning=True) for each in found.conflicts]
         if invalid is not None:
-            troubles.append(EventMessage(invalid.reason, invalid.message, "Validate", is_warning=True))
-        troubles += [
+            problems.append(EventMessage(invalid.reason, invalid.message, "Validate", is_warning=True))
+        problems += [
             EventMessage(each.kind.value, str(each), each.step, is_warning=True)
             for each in refusals.permanent
         ]
@@ -184,7 +186,7 @@ class Reporter:
         reasons = sorted(
             {f"{each.service}: {each.reason}" for each in inputs.waiting if not each.cause_is_refusal}
         )
-        troubles += [
+        problems += [
             EventMessage(
                 "Replacing" if each.fits else "NoRoomForReplacement",
                 each.sentence(name),
@@ -193,22 +195,22 @@ class Reporter:
             )
             for name, each in sorted((replacements or {}).items())
         ]
-        troubles += [EventMessage("WaitingForBudget", each, "Ungate") for each in reasons]
-        troubles += [
+        problems += [EventMessage("WaitingForBudget", each, "Ungate") for each in reasons]
+        problems += [
             EventMessage(each.category.value, str(each), "Observe", is_warning=True)
             for each in inputs.diagnoses
             if each.category in {Category.REFUSED, Category.NODE_LOST}
         ]
-        self._emitted[key] = frozenset(troubles)
-        fresh = [each for each in troubles if each not in emitted]
+        self._emitted[key] = frozenset(problems)
+        new = [each for each in problems if each not in emitted]
         for each in refusals.permanent:
-            if any(message.text == str(each) for message in fresh):
+            if any(message.text == str(each) for message in new):
                 namespace, name = key
                 log.warning(
                     "write refused", namespace=namespace, name=name, write=each.write, message=each.message
                 )
         repairs = [EventMessage("Repaired", each, "Apply") for each in found.repaired]
-        for message in (*repairs, *fresh, *_unready(raw, inputs)):
+        for message in (*repairs, *new, *_unready(raw, inputs)):
             await self._recorder.emit(raw, message)
 
     async def _write(self, obj: Object, status: Mapping[str, Any], refusals: Refusals) -> None:
@@ -222,7 +224,7 @@ def _unready(raw: Object, inputs: StatusInput) -> Iterator[EventMessage]:
     ``raw`` has the status from before this reconcile, so that the Event is emitted only at the transition.
     """
     old = (raw.get("status") or {}).get("conditions") or ()
-    was = next((each.get("status") for each in old if each.get("type") == READY), None)
+    before = next((each.get("status") for each in old if each.get("type") == READY), None)
     (now,) = (each for each in condition_results(inputs) if each.type == READY)
-    if was == "True" and not now.status and not inputs.deleting:
+    if before == "True" and not now.status and not inputs.deleting:
         yield EventMessage(now.reason, f"Ready is False: {now.message}", "Observe", is_warning=True)

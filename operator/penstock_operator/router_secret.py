@@ -68,7 +68,7 @@ class RouterSecrets:
         if not (was_made and is_missed):
             return None
         text = (
-            f"{name_of(secret)} was gone and is made again; routers that still run have the one from before and share no "
+            f"{name_of(secret)} was missing and was created again; running routers still use the previous one and share no "
             f"queues with new ones: kubectl rollout restart deployment --selector {ROLE_LABEL}=router"
         )
         return EventMessage("Repaired", text, "Apply")

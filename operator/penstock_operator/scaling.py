@@ -111,7 +111,7 @@ class Scaling:
             with refusals.of(f"Pod {worker.name}: its role", "Switch") as attempt:
                 await self._applier.patch(POD.of(head), {"metadata": change})
             if attempt.refusal is None:
-                text = f"{worker.name} has drained and serves {each.replaced.service}, in place of a start"
+                text = f"{worker.name} has drained and serves {each.replaced.service}, so that no new pod has to start"
                 messages.append(EventMessage("RoleSwitched", text, action="Switch"))
         return messages
 

@@ -37,7 +37,7 @@ from penstock_operator.reconcile import Dependencies, Reconciler
 from penstock_operator.resources.allowances import allowances_of, profiles_of
 from penstock_operator.resources.metadata import BuildContext
 from penstock_operator.settings import OperatorSettings
-from penstock_operator.silence import PlannerSilence
+from penstock_operator.silence import PlannerLeaseMonitor
 from penstock_operator.trim import Object
 
 log = get_logger(__name__)
@@ -84,7 +84,7 @@ class Operator:
             ip_family_policy=settings.ip_family_policy,
         )
         self.clock = ServerClock(client)
-        applier = Applier(client, metrics, on_written=self.cluster.note)
+        applier = Applier(client, metrics, on_written=self.cluster.record_write)
         gates = Gates(applier)
         self.pools = GpuPools(
             client,
@@ -117,7 +117,7 @@ class Operator:
         )
         self.reconciler = Reconciler(parts)
         self.profiles = Profiles(parts, namespace=namespace, limits=self.queue.limits)
-        self.silence = PlannerSilence(
+        self.silence = PlannerLeaseMonitor(
             client,
             lease_of(settings, client, PLANNER),
             namespace=namespace,
@@ -137,8 +137,8 @@ class Operator:
             graphs=self.cluster,
             requests=self.profiles,
             enqueue=self.queue.enqueue,
-            deleted=self.reconciler.deleted,
-            refused=self.reconciler.refused,
+            wait_deleted=self.reconciler.wait_deleted,
+            report_refusal=self.reconciler.report_refusal,
             namespace=self._namespace,
             operator_class=self._settings.operator_class,
             resync_s=self._settings.resync_interval,
@@ -182,7 +182,7 @@ class Operator:
 
     async def _is_served(self, kind: Kind) -> bool:
         try:
-            return await self.cluster.knows(kind)
+            return await self.cluster.has_kind(kind)
         except ClusterError as exc:  # the API server is temporarily unavailable
             log.warning("kind not looked up", kind=kind.kind, error=str(exc), retry_s=SERVED_S)
             return False

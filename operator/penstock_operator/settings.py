@@ -28,10 +28,11 @@ class OperatorSettings(BaseModel):
     )
     all_namespaces: bool = Field(False, description="Watch every namespace; needs cluster-wide rights.")
     operator_class: OperatorClass = Field(
-        OPERATOR_CLASS, description="Work on the graphs and requests with this spec.operatorClass."
+        OPERATOR_CLASS, description="Handle only graphs and requests with this spec.operatorClass."
     )
     leader_election: bool = Field(
-        True, description="Act only while holding the Lease; needed where two could run."
+        True,
+        description="Be active only while holding the Lease (leader election); required if two operators can run.",
     )
     kubeconfig: str | None = Field(
         None, description="Kubeconfig file; none: in the cluster its service account, else KUBECONFIG."
@@ -74,7 +75,7 @@ class OperatorSettings(BaseModel):
     )
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
         8,
-        description="How many graphs are reconciled at once; they wait for the API server most of the time.",
+        description="Number of graphs that are reconciled at the same time; they mostly wait for the API server.",
     )
     resync_interval: _Seconds = Field(
         300, description="Interval, in seconds, at which unchanged graphs are reconciled."
@@ -101,7 +102,7 @@ class OperatorSettings(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> OperatorSettings:
         if self.all_namespaces and self.namespace is not None:
-            raise ValueError("--namespace and --all-namespaces exclude each other; keep one")
+            raise ValueError("--namespace and --all-namespaces are mutually exclusive; use one")
         return self
 
 

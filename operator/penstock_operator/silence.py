@@ -20,14 +20,14 @@ from penstock.kube.kinds import GRAPH_DEPLOYMENT, LEASE
 from penstock.kube.objects.names import OPERATOR, is_of_class
 from penstock_operator.trim import Object
 
-LOOK_S: Final = 5.0
+POLL_S: Final = 5.0
 """Wall-clock seconds between two reads of the Lease. Chosen: one GET per installation, a third of the lease duration."""
 
 SILENT_S: Final = 45.0
 """Wall-clock seconds without a renewal after which the planner is reported as not running. Chosen: three lease
 durations, within which a successor takes over."""
 
-AGAIN_S: Final = 60.0
+REPEAT_S: Final = 60.0
 """Wall-clock seconds after which the graphs are checked again, so that new graphs get the condition too. Chosen."""
 
 FIELD_MANAGER: Final = f"{OPERATOR}-silence"
@@ -39,7 +39,7 @@ REASON: Final = "PlannerSilent"
 log = get_logger(__name__)
 
 
-class PlannerSilence:
+class PlannerLeaseMonitor:
     """Monitors the Lease (leader election) of one installation's planner.
 
     If the planner has stopped renewing the Lease, this is reported in the status of each graph that has a planner.
@@ -73,22 +73,22 @@ class PlannerSilence:
         self._wall_s = wall_s
         self._renewed: str | None = None
         self._renewed_s = now_s()
-        self._said_s = float("-inf")
-        # `_said` has the UIDs of graphs that have the condition. `_elsewhere` has those whose planner overwrote it
+        self._reported_s = float("-inf")
+        # `_reported` has the UIDs of graphs that have the condition. `_active_without_lease` has those whose planner overwrote it
         # without renewing the Lease; such a planner runs without one.
-        self._said: set[str] = set()
-        self._elsewhere: set[str] = set()
+        self._reported: set[str] = set()
+        self._active_without_lease: set[str] = set()
 
     async def run(self) -> None:
-        """Check every 5 wall-clock seconds (`LOOK_S`), until cancelled, whether the planner still renews its Lease (leader election)."""
+        """Check every 5 wall-clock seconds (`POLL_S`), until cancelled, whether the planner still renews its Lease (leader election)."""
         while True:
             try:
-                await self.look()
+                await self.check()
             except ClusterError as exc:  # the API server is temporarily unavailable
-                log.debug("planner's lease not looked at", error=str(exc))
-            await asyncio.sleep(LOOK_S)
+                log.debug("planner's lease not read", error=str(exc))
+            await asyncio.sleep(POLL_S)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Read the planner's Lease once; if it has not been renewed for 45 s (`SILENT_S`), report that in every graph that has a planner.
 
         Raises:
@@ -104,25 +104,25 @@ class PlannerSilence:
         if renewed != self._renewed:
             self._renewed, self._renewed_s = renewed, now_s
             if renewed:
-                self._said.clear()
-                self._said_s = float("-inf")
-        if now_s - self._renewed_s < SILENT_S or now_s - self._said_s < AGAIN_S:
+                self._reported.clear()
+                self._reported_s = float("-inf")
+        if now_s - self._renewed_s < SILENT_S or now_s - self._reported_s < REPEAT_S:
             return
-        self._said_s = now_s
+        self._reported_s = now_s
         for graph in (await self._client.list(GRAPH_DEPLOYMENT, namespace=self._namespace)).items:
-            await self._say(graph)
+            await self._report(graph)
 
-    async def _say(self, graph: Object) -> None:
+    async def _report(self, graph: Object) -> None:
         metadata, spec = graph["metadata"], graph["spec"]
         is_planned = (spec.get("planner") or {}).get("enabled", True) and is_of_class(
             spec, self._operator_class
         )
         conditions = (graph.get("status") or {}).get("conditions") or ()
-        said: Object = next((each for each in conditions if each["type"] == CONDITION), {})
+        condition_now: Object = next((each for each in conditions if each["type"] == CONDITION), {})
         uid = metadata["uid"]
-        if uid in self._said and said.get("reason") != REASON:
-            self._elsewhere.add(uid)
-        if not is_planned or said.get("reason") == REASON or uid in self._elsewhere:
+        if uid in self._reported and condition_now.get("reason") != REASON:
+            self._active_without_lease.add(uid)
+        if not is_planned or condition_now.get("reason") == REASON or uid in self._active_without_lease:
             return
         namespace, name = self._lease
         message = (
@@ -147,4 +147,4 @@ class PlannerSilence:
             await self._client.apply(applied, field_manager=FIELD_MANAGER, subresource="status")
         except NotFoundError:
             return
-        self._said.add(uid)
+        self._reported.add(uid)

@@ -92,16 +92,16 @@ def trim_child(obj: Object) -> Object:
 
     It has no ``managedFields``. Its status remains only for kinds whose status the operator uses.
     """
-    kept = {key: _POOL.intern(each) for key, each in obj.items() if key not in {"metadata", "status"}}
-    kept.update(_head(obj))
+    trimmed = {key: _POOL.intern(each) for key, each in obj.items() if key not in {"metadata", "status"}}
+    trimmed.update(_head(obj))
     if obj["kind"] in _WITH_STATUS and "status" in obj:
         status = dict(obj["status"])
         if "conditions" in status:
             status["conditions"] = [_without_heartbeats(each) for each in status["conditions"]]
-        kept["status"] = _POOL.intern(status)
+        trimmed["status"] = _POOL.intern(status)
     if any(is_posted(each) for each in obj["metadata"].get("managedFields", ())):
-        kept[POSTED] = True
-    return kept
+        trimmed[POSTED] = True
+    return trimmed
 
 
 def trim_pod(obj: Object) -> Object:

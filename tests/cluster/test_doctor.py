@@ -156,7 +156,7 @@ async def test_node_pools(look, client, namespace):
         ((tainted),) = found[f"pool a100 of {namespace}/llama"]
         assert tainted.message == "1 of 1 nodes are tainted gpu=yes:NoSchedule"
         ((empty),) = found[f"pool h100 of {namespace}/llama"]
-        assert empty.message == f"no node carries test/pool={namespace}-h100"
+        assert empty.message == f"no node has the labels test/pool={namespace}-h100"
 
         tolerating = {"a100": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}
         await edit(client, namespace, {"nodePools": tolerating}, name="llama")

@@ -138,14 +138,14 @@ async def test_finish_drains_waits_for_the_operator_and_then_gives_a_drain_up(
         await until(is_ready(client, namespace), "readiness")
         await client.delete(GRAPH_DEPLOYMENT, "g", namespace=namespace)
         said = await asyncio.to_thread(finish_drains, crds, namespace, 90)
-    assert said.splitlines()[-1] == "no graph is left"
-    assert "given up" not in said
+    assert said.splitlines()[-1] == "all graphs are deleted"
+    assert "abandoned" not in said
 
     await client.create(graph(namespace, "left"), field_manager="test")
     finalizer = {"metadata": {"finalizers": ["penstock.dev/drain"]}}
     await client.patch(GRAPH_DEPLOYMENT, "left", finalizer, namespace=namespace, field_manager="test")
     await client.delete(GRAPH_DEPLOYMENT, "left", namespace=namespace)
     said = await asyncio.to_thread(finish_drains, crds, namespace, 0.5)
-    assert f"GraphDeployment {namespace}/left: not drained after 0.5 s; the drain is given up" in said
+    assert f"GraphDeployment {namespace}/left: not drained after 0.5 s; the drain was abandoned" in said
     with pytest.raises(NotFoundError):
         await client.get(GRAPH_DEPLOYMENT, "left", namespace=namespace)

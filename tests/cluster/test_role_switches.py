@@ -92,7 +92,7 @@ async def test_a_drained_prefill_worker_becomes_a_decode_worker(crds, kwok, make
         if each["reason"] == "RoleSwitched"
     ]
     assert [each["message"] for each in notes] == [
-        f"{victim.name} has drained and serves decode, in place of a start"
+        f"{victim.name} has drained and serves decode, so that no new pod has to start"
     ]
 
 

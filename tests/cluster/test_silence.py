@@ -7,7 +7,7 @@ from operating import graph
 
 from penstock.kube.kinds import GRAPH_DEPLOYMENT, LEASE
 from penstock.kube.objects.names import PLANNER
-from penstock_operator.silence import SILENT_S, PlannerSilence
+from penstock_operator.silence import SILENT_S, PlannerLeaseMonitor
 
 pytestmark = [pytest.mark.cluster]
 
@@ -17,7 +17,7 @@ async def test_operator_and_planner_write_the_condition_in_turn(crds, client, na
     del crds
     at_s = 0.0
     made = await client.create(graph(namespace), field_manager="test")
-    silence = PlannerSilence(
+    silence = PlannerLeaseMonitor(
         client, (namespace, PLANNER), namespace=namespace, operator_class="penstock", now_s=lambda: at_s
     )
     condition = {

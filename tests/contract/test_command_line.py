@@ -30,7 +30,7 @@ FIFTEEN = {
 
 UNITS = re.compile(
     r"seconds?\b|milliseconds|[Tt]okens?\b|GPUs?\b|[Ff]raction|[Ss]hare|bytes|\bport\b|\bPort\b|TCP|[Rr]equests?\b"
-    r"|blocks?\b|[Bb]andwidth|arrivals|[Ff]actor|[Ww]orkers|Runs|[Pp]rocesses|[Hh]ow many|Chooses|[Ss]eed|Of sampling|Prompts?"
+    r"|blocks?\b|[Bb]andwidth|arrivals|[Ff]actor|[Ww]orkers|Runs|[Pp]rocesses|[Hh]ow many|[Nn]umber of|Chooses|[Ss]eed|Of sampling|Prompts?"
 )
 GRAPH = """
 apiVersion: penstock.dev/v1alpha1

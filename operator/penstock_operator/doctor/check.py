@@ -95,7 +95,9 @@ def _server(facts: Facts) -> Iterator[Finding]:
     yield ok("API server", f"{facts.url} answers, Kubernetes {facts.version}")
     skew_s = facts.skew_s
     if skew_s is None:
-        yield unknown("clock", "the API server did not say its time", "compare by hand: date -u")
+        yield unknown(
+            "clock", "the API server did not report its time", "compare it with the output of date -u"
+        )
     elif abs(skew_s) > SKEW_S:
         side = "ahead of" if skew_s > 0 else "behind"
         message = f"this machine's clock is {abs(skew_s):.0f} s {side} the API server's"
@@ -109,7 +111,9 @@ def _definitions(facts: Facts) -> Iterator[Finding]:
     for name, live in facts.crds.items():
         subject = f"CRD {name}"
         if isinstance(live, Unreadable):
-            yield unknown(subject, live.why, f"ask who may read it: kubectl get crd {name}")
+            yield unknown(
+                subject, live.why, f"ask a user who has the right to read it: kubectl get crd {name}"
+            )
             continue
         conditions = () if live is None else live.get("status", {}).get("conditions", ())
         if live is None:
@@ -136,7 +140,7 @@ def _covers(live: Any, wanted: Any) -> bool:
 
 def _components(facts: Facts) -> Iterator[Finding]:
     if isinstance(facts.deployments, Unreadable):
-        remedy = "look yourself: kubectl get deployments -A -l app.kubernetes.io/part-of=penstock"
+        remedy = "check with: kubectl get deployments -A -l app.kubernetes.io/part-of=penstock"
         yield unknown("operator", facts.deployments.why, remedy)
         return
     for component in ("operator", "planner"):
@@ -154,7 +158,7 @@ def _overlaps(component: str, found: list[Object]) -> Iterator[Finding]:
         scopes, names = {scope_of(one), scope_of(other)}, f"{full_name(one)} and {full_name(other)}"
         if class_of(one) == class_of(other) and (len(scopes) == 1 or None in scopes):
             where = next((f"namespace {each}" for each in sorted(filter(None, scopes))), "every namespace")
-            message = f"{names} both work on graphs of class {class_of(one)} in {where}"
+            message = f"{names} both handle graphs of class {class_of(one)} in {where}"
             yield problem(f"{component}s", message, "uninstall one, or give it another operatorClass")
 
 
@@ -166,7 +170,7 @@ def _absent(component: str, facts: Facts) -> Finding:
         each["metadata"]["name"] for each in graphs if each["spec"].get("planner", {}).get("enabled", True)
     ]
     if not planned:
-        return ok(component, "none runs, and no graph here asks for one")
+        return ok(component, "none runs, and no graph here needs one")
     message = f"none runs, but planner.enabled is true for {', '.join(planned)}"
     return warning(component, message, f"{INSTALL} --set planner.enabled=true, or set planner.enabled: false")
 
@@ -195,8 +199,8 @@ def _deployment(component: str, deployment: Object, release: str) -> Iterator[Fi
 def _install(facts: Facts) -> str:
     """Return the command that installs Penstock with the Helm release that owns the CustomResourceDefinitions; no other release can."""
     for live in facts.crds.values():
-        said = {} if live is None or isinstance(live, Unreadable) else live["metadata"].get("annotations", {})
-        name, namespace = said.get(_RELEASE_NAME), said.get(_RELEASE_NAMESPACE)
+        text = {} if live is None or isinstance(live, Unreadable) else live["metadata"].get("annotations", {})
+        name, namespace = text.get(_RELEASE_NAME), text.get(_RELEASE_NAMESPACE)
         if name and namespace:
             return f"helm upgrade --install {name} charts/penstock --namespace {namespace} --create-namespace"
     return INSTALL
@@ -254,7 +258,7 @@ def _renewal(fact: LeaseFact, now_s: float | None, subject: str, logs: str) -> F
     if moved:
         return ok(subject, f"held by {holder}, renewed during the check")
     if age_s is None:
-        remedy = "look again, longer: penstock doctor --interval 20"
+        remedy = "check for longer: penstock doctor --interval 20"
         return unknown(subject, f"held by {holder}, not renewed during the check", remedy)
     if age_s <= term_s:
         return ok(subject, f"held by {holder}, renewed {max(age_s, 0.0):.0f} s ago")
@@ -293,13 +297,17 @@ def _cluster_gpu_pools(facts: Facts) -> Iterator[Finding]:
     classes = {class_of(each) for each in operators if scope_of(each) is None}
     if isinstance(pools, Unreadable):
         if not classes:
-            yield unknown("ClusterGpuPools", pools.why, "ask who may list them: kubectl get clustergpupools")
+            yield unknown(
+                "ClusterGpuPools",
+                pools.why,
+                "ask a user who has the right to list them: kubectl get clustergpupools",
+            )
         return
     for raw in pools:
         if any(is_of_class(raw["spec"], each) for each in classes):
             continue
         name = raw["spec"].get("operatorClass", OPERATOR_CLASS)
-        message = f"counts for no graph: no operator of class {name} watches all namespaces"
+        message = f"has no effect: no operator of class {name} watches all namespaces"
         drawing = _graphs_of(raw, facts)
         if drawing:
             message += f"; it is meant for {', '.join(drawing)}"
@@ -373,17 +381,17 @@ def _absence(graph: Object, facts: Facts) -> tuple[str, str] | None:
 def _profiles(facts: Facts) -> Iterator[Finding]:
     """Report failed ProfileRequests; effects on graphs are reported with the graphs."""
     if isinstance(facts.profiles, Unreadable):
-        yield unknown("profile requests", facts.profiles.why, "look yourself: kubectl get gpr")
+        yield unknown("profile requests", facts.profiles.why, "check with: kubectl get gpr")
         return
     for each in facts.profiles:
         subject, status = f"profile request {full_name(each)}", each.get("status") or {}
-        said = "; ".join(str(found["message"]) for found in status.get("conditions") or ())
+        text = "; ".join(str(found["message"]) for found in status.get("conditions") or ())
         if status.get("phase") == ProfilePhase.SUCCEEDED:
             yield ok(subject, f"its profile is in ConfigMap {status.get('configMap')}")
         elif status.get("phase") == ProfilePhase.PROFILING:
-            yield ok(subject, f"under way: {said}")
+            yield ok(subject, f"in progress: {text}")
         else:
-            message = said or "no operator has looked at it"
+            message = text or "no operator has reconciled it"
             yield warning(subject, message, f"kubectl describe gpr {each['metadata']['name']}")
 
 

@@ -100,11 +100,11 @@ def _status(subject: str, graph: Object, absence: tuple[str, str] | None) -> Ite
         yield _deletion(subject, graph, absence, describe)
     elif absence is not None:
         why, remedy = absence
-        shown = f"its status, {phase}, may be out of date" if phase else "none has looked at it"
+        shown = f"its status, {phase}, may be out of date" if phase else "none has reconciled it"
         yield problem(subject, f"{why}; {shown}", remedy)
     elif seen < 1:
         logs = "kubectl logs -A -l app.kubernetes.io/component=operator"
-        yield problem(subject, "no operator has looked at it", logs)
+        yield problem(subject, "no operator has reconciled it", logs)
     else:
         newest = metadata.get("generation", seen)
         if seen < newest:
@@ -121,11 +121,11 @@ def _status(subject: str, graph: Object, absence: tuple[str, str] | None) -> Ite
 def _deletion(subject: str, graph: Object, absence: tuple[str, str] | None, describe: str) -> Finding:
     if absence is None:
         conditions = {each["type"]: each for each in (graph.get("status") or {}).get("conditions", ())}
-        said = conditions.get("Progressing", {}).get("message", "")
-        return warning(subject, f"is being deleted: {said}", describe)
+        message = conditions.get("Progressing", {}).get("message", "")
+        return warning(subject, f"is being deleted: {message}", describe)
     metadata, patch = graph["metadata"], '{"metadata":{"finalizers":null}}'
     where = f"-n {metadata['namespace']} gd {metadata['name']}"
-    give_up = f"give the drain up: kubectl patch {where} --type merge --patch '{patch}'"
+    give_up = f"abandon the drain: kubectl patch {where} --type merge --patch '{patch}'"
     finalizers = ", ".join(metadata.get("finalizers", ()))
     message = f"is being deleted and keeps its finalizers {finalizers}: {absence[0]}"
     # Giving up the drain is listed first, since nothing can be installed into a namespace that is being deleted.
@@ -178,13 +178,13 @@ def _single_router(subject: str, services: Object) -> Iterator[Finding]:
 def _readiness(router: PodView, answer: str | Unreadable | None) -> Finding:
     subject = f"router {router.namespace}/{router.name}"
     if answer is None or isinstance(answer, Unreadable):
-        return _unread(subject, "/ready", answer or Unreadable("was not asked"), _logs(router))
+        return _unread(subject, "/ready", answer or Unreadable("was not queried"), _logs(router))
     try:
         reasons = json.loads(answer).get("reasons", [])
     except (ValueError, AttributeError):
-        reasons = [f"an answer that cannot be read: {answer[:100]!r}"]
+        reasons = [f"its response cannot be parsed: {answer[:100]!r}"]
     if reasons:
-        message = f"serves nothing: {'; '.join(map(str, reasons))}"
+        message = f"cannot serve requests: {'; '.join(map(str, reasons))}"
         return problem(subject, message, "see the pods of its workers")
     return ok(subject, "would serve a request now")
 
@@ -231,9 +231,9 @@ def _router_page(
         yield scrapes
         return
     faults = {each: _fault(each.name, *scrapes, max_age_s, interval_s) for each in workers}
-    for worker, said in faults.items():
-        if said is not None:
-            yield problem(subject, f"worker {worker.name}: {said}", f"{_logs(worker)}; {logs}")
+    for worker, message in faults.items():
+        if message is not None:
+            yield problem(subject, f"worker {worker.name}: {message}", f"{_logs(worker)}; {logs}")
     if workers and not any(faults.values()):
         ages_s = _by_worker(scrapes[1], names.ROUTER_WORKER_METRICS_AGE)
         oldest_s = max(ages_s[worker.name] for worker in workers)
@@ -292,15 +292,19 @@ def _rejections(
     subject: str, first: list[Sample], later: list[Sample], interval_s: float
 ) -> Iterator[Finding]:
     """Report the fraction of the requests between the two readings that the router rejected."""
-    came, *lost = (_total(later, name) - _total(first, name) for name in _ADMISSION_SERIES[:3])
+    arrived, *lost = (_total(later, name) - _total(first, name) for name in _ADMISSION_SERIES[:3])
     rejected = sum(lost)
     if rejected <= 0:
         return
     waiting = _total(later, names.ROUTER_QUEUE_REQUESTS)
-    message = f"rejected {rejected:.0f} of {came:.0f} requests within {interval_s:.0f} s; {waiting:.0f} wait"
+    message = (
+        f"rejected {rejected:.0f} of {arrived:.0f} requests within {interval_s:.0f} s; {waiting:.0f} wait"
+    )
     remedy = "see why the planner does not grow: kubectl describe gd; raise maxGpuBudget or replicas"
     # Requests that arrived before the first reading may be rejected after it.
-    yield (problem if is_overloaded(arrivals=came, rejected=rejected) else warning)(subject, message, remedy)
+    yield (problem if is_overloaded(arrivals=arrived, rejected=rejected) else warning)(
+        subject, message, remedy
+    )
 
 
 def _total(samples: list[Sample], name: str) -> float:
@@ -340,7 +344,9 @@ def _worker_page(worker: PodView, page: Page, own_names: OwnNames) -> Finding | 
     if isinstance(scrapes, Finding):
         return scrapes
     if all(each.name != names.VLLM_RUNNING for each in scrapes[1]):
-        message = f"/metrics holds no {names_on_page(names.VLLM_RUNNING, own_names)[0]}, so nothing is known of its load"
+        message = (
+            f"/metrics holds no {names_on_page(names.VLLM_RUNNING, own_names)[0]}, so its load is unknown"
+        )
         remedy = f"a runtime with other names declares them, RuntimeTraits.metric_names; else {logs}"
         return problem(subject, message, remedy)
     running = [_by_label(each, "engine", names.VLLM_RUNNING) for each in scrapes]
@@ -349,7 +355,7 @@ def _worker_page(worker: PodView, page: Page, own_names: OwnNames) -> Finding | 
         busy = min(requests, running[0].get(rank, 0.0))
         if busy > 0 and tokens[0].get(rank) == tokens[1].get(rank):
             place = f" in data-parallel rank {rank}" if len(running[1]) > 1 else ""
-            message = f"has {busy:.0f} requests under way{place}, but its token counters do not change"
+            message = f"has {busy:.0f} requests in progress{place}, but its token counters do not change"
             return problem(subject, message, logs)
     return None
 

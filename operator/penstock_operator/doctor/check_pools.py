@@ -78,7 +78,7 @@ def _pool(pool: _Pool, nodes: tuple[Object, ...], requested: Requested) -> Itera
         if all(each["metadata"].get("labels", {}).get(key) == value for key, value in selector)
     ]
     if not matching:
-        message = f"no node carries {' and '.join(labels)}" if labels else "there is no node"
+        message = f"no node has the labels {' and '.join(labels)}" if labels else "there is no node"
         fix = (
             f"kubectl label node NODE {' '.join(labels)}, or correct spec.nodePools.{pool.name}.nodeSelector"
         )
@@ -138,7 +138,7 @@ def _tolerates(toleration: Toleration, taint: Mapping[str, str]) -> bool:
 def _gpus(pool: _Pool, nodes: list[Object], requested: Requested) -> Iterator[Finding]:
     asked = [need for need in pool.needs if need.resource]
     if not asked:
-        yield ok(pool.subject, f"{len(nodes)} nodes; no service asks them for GPUs")
+        yield ok(pool.subject, f"{len(nodes)} nodes; no service requests their GPUs")
         return
     resource = asked[0].resource  # all services of a pool use the pool's resource
     here = {
@@ -154,7 +154,7 @@ def _gpus(pool: _Pool, nodes: list[Object], requested: Requested) -> Iterator[Fi
         return
     yield from _shortages(pool, asked, total, max(here.values()))
     if isinstance(requested, Unreadable):
-        use = f"; how many are taken is not known: {requested.why}"
+        use = f"; the number in use is unknown: {requested.why}"
     else:
         taken = sum(requested.get(node, {}).get(resource, 0) for node in here)
         use = f": {taken} taken, {total - taken} free"

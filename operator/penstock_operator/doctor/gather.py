@@ -130,7 +130,7 @@ class _Gatherer:
         )
         if wanted or (not isinstance(seen, Unreadable) and any(each.pages for each in seen)):
             await asyncio.sleep(scope.interval_s)
-        later, graphs = await asyncio.gather(self._leases(wanted), self._each(seen, self._again))
+        later, graphs = await asyncio.gather(self._leases(wanted), self._each(seen, self._second_reading))
         return replace(
             facts,
             now_s=time.time() - (skew_s or 0.0),
@@ -247,12 +247,12 @@ class _Gatherer:
         self, who: str, component: str, namespace: str | None, rights: Sequence[Right]
     ) -> RightsFact:
         user = who if component else None
-        answers = await asyncio.gather(*(self._may(user, namespace, each) for each in rights))
+        answers = await asyncio.gather(*(self._is_allowed(user, namespace, each) for each in rights))
         unseen = next((each for each in answers if isinstance(each, Unreadable)), None)
         missing = tuple(right for right, each in zip(rights, answers, strict=True) if each is False)
         return RightsFact(who, component, namespace, len(rights), missing, unseen)
 
-    async def _may(self, user: str | None, namespace: str | None, right: Right) -> bool | Unreadable:
+    async def _is_allowed(self, user: str | None, namespace: str | None, right: Right) -> bool | Unreadable:
         resource, _, sub = right.resource.partition("/")
         attributes = {"group": right.group, "resource": resource, "subresource": sub, "verb": right.verb}
         spec: dict[str, Any] = {"resourceAttributes": {**attributes, "namespace": namespace or ""}}
@@ -295,7 +295,7 @@ class _Gatherer:
             prometheus=await self._prometheus(graph),
         )
 
-    async def _again(self, facts: GraphFacts) -> GraphFacts | None:
+    async def _second_reading(self, facts: GraphFacts) -> GraphFacts | None:
         """Read the metrics again and drop pods that were deleted meanwhile; return None if the graph itself was deleted."""
         if not isinstance(facts.pods, Unreadable):
             read = [each for each in facts.pods if each["metadata"]["name"] in facts.pages]
@@ -353,7 +353,7 @@ class _Gatherer:
         parts = urlsplit(url)
         inside = _IN_CLUSTER.match(parts.hostname or "")
         if inside is None:
-            return Unreadable("is outside the cluster, so it is not asked from here", is_forbidden=True)
+            return Unreadable("is outside the cluster, so it is not queried from here", is_forbidden=True)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         own = traits_of(graph["spec"].get("runtime", DEFAULT_RUNTIME)).metric_names
         metric = names_on_page(names.VLLM_RUNNING, own)[0]
@@ -401,7 +401,7 @@ def _count_of(answer: str) -> int | Unreadable:
         result = json.loads(answer)["data"]["result"]
         return int(float(result[0]["value"][1])) if result else 0
     except (ValueError, KeyError, TypeError, IndexError):
-        return Unreadable(f"its answer cannot be read: {answer[:100]!r}")
+        return Unreadable(f"its response cannot be parsed: {answer[:100]!r}")
 
 
 def _http_port(pod: Object) -> int:

@@ -27,13 +27,13 @@ from penstock.api import LeaseConfig, Role
 from penstock.core.safe_yaml import read_yaml
 from penstock.kube.kinds import CONFIG_MAP
 from penstock.runtimes.engine_flags import granted_lease_s, names_answered
-from penstock_operator.plan.rollout import RolloutView, held_rollouts
+from penstock_operator.plan.rollout import RolloutView, waiting_rollouts
 
 TIERS: Final = "spec.router.tiers.enabled"
 LEASE: Final = "lease.durationSeconds"
 NAMES: Final = "model.aliases or model.adapters"
 ROLES: Final = "spec.services"
-_OPPOSED: Final = (
+_OPPOSITE_ORDERS: Final = (
     "{} and {} change at once, one for workers first and one for routers first: requests may be refused, or KV read after its "
     "lease, while they roll; change one after the other"
 )
@@ -48,13 +48,13 @@ class RolloutOrder:
         waiting: Reason why a workload has to wait, by the name of its service.
         later: Objects that must not be written yet: the workloads of the services in ``waiting`` and, if routers are
             among them, the routers' ConfigMap.
-        lost: Message about requests that will be refused during the change, whatever the order of the writes; None if
+        disruption: Message about requests that will be refused during the change, whatever the order of the writes; None if
             no request will be refused.
     """
 
     waiting: Mapping[str, str]
     later: Sequence[Mapping[str, Any]]
-    lost: str | None = None
+    disruption: str | None = None
 
 
 def rollout_order(
@@ -74,7 +74,7 @@ def rollout_order(
         views: Rollout state of every service's workload.
         changed: Services whose pod template is about to change.
     """
-    waiting = held_rollouts(changed, views)
+    waiting = waiting_rollouts(changed, views)
     file = next((each for each in wanted if each["kind"] == CONFIG_MAP.kind), None)
     existing = None if file is None else live.get((file["kind"], file["metadata"]["name"]))
     if file is None or existing is None or not (changed or existing.get("data") != file["data"]):
@@ -86,31 +86,31 @@ def rollout_order(
     granted_s = _granted_s(_live(workloads.get(prefill), live))
     answered = {name: _answered(_live(desired, live)) for name, desired in workloads.items()}
     by_setting = {
-        TIERS: held_by_agreement(file, existing, views, changed=changed, prioritised=prioritised),
-        LEASE: held_by_lease(file, existing, views, changed=changed, granted_s=granted_s),
-        NAMES: held_by_names(file, existing, views, changed=changed, answered=answered),
-        ROLES: held_by_roles(file, existing, views, workloads),
+        TIERS: waiting_for_tiers(file, existing, views, changed=changed, prioritised=prioritised),
+        LEASE: waiting_for_lease(file, existing, views, changed=changed, granted_s=granted_s),
+        NAMES: waiting_for_names(file, existing, views, changed=changed, answered=answered),
+        ROLES: waiting_for_roles(file, existing, views, workloads),
     }
     routers = {view.service for view in views if not view.role.is_worker}
-    held, opposed = _together(by_setting, routers)
-    waiting |= held
-    holds_routers = not routers.isdisjoint(held)
-    lost = opposed or (_renamed(file, existing) if changed else None)
+    waiting_now, conflict = _combined(by_setting, routers)
+    waiting |= waiting_now
+    routers_wait = not routers.isdisjoint(waiting_now)
+    disruption = conflict or (_renamed(file, existing) if changed else None)
     later = [workloads[name] for name in waiting if name in workloads]
-    return RolloutOrder(waiting, [*later, file] if holds_routers else later, lost)
+    return RolloutOrder(waiting, [*later, file] if routers_wait else later, disruption)
 
 
-def _together(
+def _combined(
     by_setting: Mapping[str, Mapping[str, str]], routers: AbstractSet[str]
 ) -> tuple[dict[str, str], str | None]:
     """Return the services that wait by any setting, and a message if two settings need opposite orders; then the first one applies."""
-    (first, held), *others = [(name, each) for name, each in by_setting.items() if each] or [("", {})]
-    together = dict(held)
+    (first, waiting_now), *others = [(name, each) for name, each in by_setting.items() if each] or [("", {})]
+    combined = dict(waiting_now)
     for name, each in others:
-        if routers.isdisjoint(held) != routers.isdisjoint(each):
-            return together, _OPPOSED.format(first, name)
-        together |= each
-    return together, None
+        if routers.isdisjoint(waiting_now) != routers.isdisjoint(each):
+            return combined, _OPPOSITE_ORDERS.format(first, name)
+        combined |= each
+    return combined, None
 
 
 def _live(
@@ -120,7 +120,7 @@ def _live(
     return {} if desired is None else live.get((desired["kind"], desired["metadata"]["name"]), {})
 
 
-def held_by_agreement(
+def waiting_for_tiers(
     wanted: Mapping[str, Any],
     live: Mapping[str, Any],
     views: Iterable[RolloutView],
@@ -143,19 +143,19 @@ def held_by_agreement(
     sides: dict[bool, list[RolloutView]] = {True: [], False: []}
     for view in views:
         sides[view.role.is_worker].append(view)
-    wants, has = _has_tiers(wanted), _has_tiers(live)
+    new, old = _has_tiers(wanted), _has_tiers(live)
     workers = sorted(each.service for each in sides[True] if each.service in changed or each.rolling)
-    if wants and not has and workers:
+    if new and not old and workers:
         reason = f"waiting for {', '.join(workers)}: {TIERS} is rolled out to workers before routers"
         return {each.service: reason for each in sides[False]}
     routers = sorted(each.service for each in sides[False] if each.service in changed or each.rolling)
-    if not wants and (has or routers):
+    if not new and (old or routers):
         reason = f"waiting for the routers: they stop sending priorities before workers stop following them ({TIERS})"
         return {name: reason for name in changed if name in prioritised}
     return {}
 
 
-def held_by_lease(
+def waiting_for_lease(
     wanted: Mapping[str, Any],
     live: Mapping[str, Any],
     views: Iterable[RolloutView],
@@ -176,8 +176,8 @@ def held_by_lease(
         changed: Services whose pod template is about to change.
         granted_s: Lease of the running prefill workers in seconds; None if unknown.
     """
-    wants_s, has_s = _counted_s(wanted), _counted_s(live)
-    if wants_s is None or has_s is None:
+    new_s, old_s = _counted_s(wanted), _counted_s(live)
+    if new_s is None or old_s is None:
         return {}
     moving = {
         role: [
@@ -185,20 +185,20 @@ def held_by_lease(
         ]
         for role in (Role.PREFILL, Role.ROUTER)
     }
-    if wants_s > has_s and moving[Role.PREFILL]:
-        reason = (
-            f"waiting for prefill to grant {wants_s:g} s: a longer {LEASE} is rolled out to workers first"
-        )
+    if new_s > old_s and moving[Role.PREFILL]:
+        reason = f"waiting for prefill to grant {new_s:g} s: a longer {LEASE} is rolled out to workers first"
         return {each.service: reason for each in views if each.role is Role.ROUTER}
-    if granted_s is not None and granted_s > wants_s and (has_s > wants_s or moving[Role.ROUTER]):
-        reason = f"waiting for the routers to expect {wants_s:g} s: a shorter {LEASE} is rolled out to routers first"
+    if granted_s is not None and granted_s > new_s and (old_s > new_s or moving[Role.ROUTER]):
+        reason = (
+            f"waiting for the routers to expect {new_s:g} s: a shorter {LEASE} is rolled out to routers first"
+        )
         return {
             each.service: reason for each in views if each.role is Role.PREFILL and each.service in changed
         }
     return {}
 
 
-def held_by_names(
+def waiting_for_names(
     wanted: Mapping[str, Any],
     live: Mapping[str, Any],
     views: Iterable[RolloutView],
@@ -219,25 +219,25 @@ def held_by_names(
         changed: Services whose pod template is about to change.
         answered: Names that the running workers of each service answer to.
     """
-    wants, has = _names(wanted), _names(live)
+    new, old = _names(wanted), _names(live)
     moving: dict[bool, list[str]] = {True: [], False: []}
     for each in views:
         if each.service in changed or each.rolling:
             moving[each.role.is_worker].append(each.service)
-    if (added := sorted(wants - has)) and moving[True]:
+    if (added := sorted(new - old)) and moving[True]:
         workers, names = (", ".join(each) for each in (sorted(moving[True]), added))
         reason = f"waiting for {workers} to answer to {names}: a new name is rolled out to workers first"
         return {each.service: reason for each in views if not each.role.is_worker}
-    if not added and (has - wants or moving[False]):
+    if not added and (old - new or moving[False]):
         return {
             name: f"waiting for the routers to stop serving {', '.join(gone)}: a name is removed from routers first"
             for name in changed
-            if (gone := sorted(set(answered.get(name, ())) - wants))
+            if (gone := sorted(set(answered.get(name, ())) - new))
         }
     return {}
 
 
-def held_by_roles(
+def waiting_for_roles(
     wanted: Mapping[str, Any],
     live: Mapping[str, Any],
     views: Iterable[RolloutView],
@@ -258,13 +258,13 @@ def held_by_roles(
     if not before or set(roles.values()) == set(before.values()):
         return {}
     ready = {each.service for each in views if each.ready}
-    waited = sorted(
+    missing = sorted(
         name for name in roles.keys() - ready if workloads.get(name, {}).get("spec", {}).get("replicas")
     )
-    if not waited:
+    if not missing:
         return {}
     reason = (
-        f"waiting for {', '.join(waited)} to become ready: routers with the new {ROLES} use no other workers"
+        f"waiting for {', '.join(missing)} to become ready: routers with the new {ROLES} use no other workers"
     )
     return {name: reason for name in workloads if name not in roles}
 
@@ -282,7 +282,7 @@ def _renamed(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
     change = _changed(_served_name(live), name)
     if change is None or {_served_name(live), name} <= _names(live) & _names(wanted):
         return None
-    cost = f"the model's served name {change}: requests are refused while workers and routers roll"
+    cost = f"the model's served name {change}: requests are refused while workers and routers are rolled out"
     return f"{cost}; to lose none, add {name} to model.aliases first, and keep the old name there afterwards"
 
 

@@ -75,7 +75,7 @@ def next_step(
     if present:
         names = ", ".join(f"{child['kind']} {child['metadata']['name']}" for child in present)
         return DeletionStep(f"waiting for the deletion of {names}", _undeleted(present))
-    return DeletionStep("everything is gone", release=True)
+    return DeletionStep("everything is deleted", release=True)
 
 
 def _undeleted(children: Iterable[Object]) -> tuple[Object, ...]:

@@ -81,7 +81,7 @@ _REMEDIES: Final[Mapping[Category, str]] = {
     Category.CONFIG: "correct env, envFrom or podTemplate of the service",
     Category.OUT_OF_MEMORY: "raise its memory limit in podTemplate or lower model.contextTokens",
     Category.CRASH_LOOP: "see kubectl logs --previous -c {container}",
-    Category.NODE_LOST: "check the node; delete it if it is gone for good",
+    Category.NODE_LOST: "check the node; delete it if it will not return",
     Category.EVICTED: "free that resource on the node or raise the pod's requests",
     Category.FAILED: "see kubectl describe pod; it will be replaced automatically",
     Category.PROBE_FAILING: "see kubectl logs {pod} -c {container}",
@@ -189,7 +189,7 @@ _TAKEN: Final = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 
 def _of_the_pod(pod: PodView, now_s: float) -> _Trouble | None:
     if pod.node_is_deleted and not pod.finished:
-        remedy = "its pods are replaced once Kubernetes misses their node, after about 40 s"
+        remedy = "its pods are replaced when Kubernetes notices that the node is missing, after about 40 s"
         return _Trouble(Category.NODE_LOST, f"node {pod.node} was deleted", remedy)
     target = pod.condition("DisruptionTarget")
     taken = target is not None and target.status == "True" and target.reason in _TAKEN
@@ -236,16 +236,16 @@ def _of_scheduling(pod: PodView, budget_reason: str) -> _Trouble | None:
         message = f"waits for GPUs of the budget{': ' if budget_reason else ''}{budget_reason}"
         return _Trouble(Category.WAITING_FOR_BUDGET, message)
     if pod.gates:
-        message = f"is held by scheduling gate {', '.join(pod.gates)}"
-        return _Trouble(Category.UNSCHEDULABLE, message, "see who set spec.schedulingGates of the pod")
+        message = f"is blocked by scheduling gate {', '.join(pod.gates)}"
+        return _Trouble(Category.UNSCHEDULABLE, message, "find out who set spec.schedulingGates of the pod")
     scheduled = pod.condition("PodScheduled")
     if pod.bound or scheduled is None or scheduled.status != "False":
         return None
     if scheduled.reason == "SchedulingGated":  # stale until the scheduler's next attempt
         return None
     # Drop the second half of the message, about preemption: it varies between tries.
-    said = scheduled.message.split(" preemption: ", maxsplit=1)[0].strip().rstrip(".,")
-    message = f"cannot be scheduled: {said or 'the scheduler gave no reason'}"
+    text = scheduled.message.split(" preemption: ", maxsplit=1)[0].strip().rstrip(".,")
+    message = f"cannot be scheduled: {text or 'the scheduler gave no reason'}"
     remedy = _remedy(_NODES.sub("", scheduled.message), _PLACEMENTS)
     return _Trouble(Category.UNSCHEDULABLE, message, remedy)
 
@@ -265,7 +265,7 @@ def _of_containers(pod: PodView, now_s: float, slow_start_s: float) -> _Trouble 
         unready = [each.name for each in main if not each.ready]
         begun_s = max([since_s, *(each.running_since_s or since_s for each in main)])
         if unready and now_s - begun_s > NOT_READY_S:
-            message = f"container {unready[0]} runs and fails its readiness probe"
+            message = f"container {unready[0]} is running but fails its readiness probe"
             return _Trouble(Category.PROBE_FAILING, message, container=unready[0])
         return None
     if pod.bound and now_s - (pod.started_s or pod.created_s) > slow_start_s:

@@ -20,7 +20,7 @@ from penstock_operator.plan.status import ConditionResult, conditions
 COMPLETE: Final = "Complete"
 """Type of a ProfileRequest's only condition."""
 
-LAST_WORDS: Final = 800
+LAST_MESSAGE_LINES: Final = 800
 """Maximum number of characters of a failed pod's last output in a condition. Chosen: enough for the last error with
 its remedy."""
 
@@ -89,8 +89,8 @@ def outcome(
         )
         return Outcome(ProfilePhase.FAILED, "ResultMissing", message)
     found = recommendation(result)
-    said = "; ".join(found.get("summary", ()))
-    message = f"ConfigMap {config_map} holds the profile. {said}".rstrip()
+    summary = "; ".join(found.get("summary", ()))
+    message = f"ConfigMap {config_map} holds the profile. {summary}".rstrip()
     # If the result has no graph to apply, a target was missed; the last lines name it and what meeting it needs.
     reason = "Profiled" if GRAPH_KEY in result else "TargetsMissed"
     return Outcome(ProfilePhase.SUCCEEDED, reason, message, found)
@@ -144,10 +144,10 @@ def request_status(
 
 
 def _times(job: Mapping[str, Any], phase: ProfilePhase) -> dict[str, str]:
-    said = job.get("status") or {}
-    times = {"startTime": said["startTime"]} if said.get("startTime") else {}
+    job_status = job.get("status") or {}
+    times = {"startTime": job_status["startTime"]} if job_status.get("startTime") else {}
     end = ended(job)
-    at = said.get("completionTime") or (end or {}).get("lastTransitionTime")
+    at = job_status.get("completionTime") or (end or {}).get("lastTransitionTime")
     return {**times, "completionTime": at} if phase.is_final and at else times
 
 
@@ -159,40 +159,40 @@ def _under_way(job: Mapping[str, Any], pods: Sequence[PodView], now_s: float) ->
         return Outcome(ProfilePhase.PROFILING, trouble.category.value, str(trouble))
     failed = (job.get("status") or {}).get("failed") or 0
     if failed:
-        words = last_words(pods)
+        words = last_message(pods)
         message = f"Job {name} tries again after {failed} failed {'try' if failed == 1 else 'tries'}: {words}"
         return Outcome(ProfilePhase.PROFILING, "Retrying", message)
     if any(pod.ready or any(each.running_since_s for each in pod.containers) for pod in pods):
         return Outcome(
-            ProfilePhase.PROFILING, _PROFILING, f"Job {name} measures; see kubectl logs job/{name}"
+            ProfilePhase.PROFILING, _PROFILING, f"Job {name} is measuring; see kubectl logs job/{name}"
         )
-    return Outcome(ProfilePhase.PROFILING, "Starting", f"Job {name} starts its pod")
+    return Outcome(ProfilePhase.PROFILING, "Starting", f"Job {name} is starting its pod")
 
 
 def _failed(name: str, pods: Sequence[PodView], end: Mapping[str, Any]) -> Outcome:
-    reason, words = str(end.get("reason") or "Failed"), last_words(pods)
+    reason, words = str(end.get("reason") or "Failed"), last_message(pods)
     is_late = reason == "DeadlineExceeded"
-    remedy = "raise timeoutSeconds, or measure fewer sizes" if is_late else "correct what it says"
+    remedy = "raise timeoutSeconds, or measure fewer sizes" if is_late else "correct the reported problem"
     message = f"Job {name}: {end.get('message') or reason}. {words}; {remedy}, then delete the request and apply it again"
     return Outcome(ProfilePhase.FAILED, reason, message)
 
 
-def last_words(pods: Sequence[PodView]) -> str:
+def last_message(pods: Sequence[PodView]) -> str:
     """Return the last message of the newest failed pod, or a text that says that there is none."""
-    said = [
+    exits = [
         (each.last_exit.at_s or 0.0, each.last_exit)
         for pod in pods
         for each in pod.containers
         if each.last_exit is not None and each.last_exit.code != 0
     ]
-    if not said:
-        return "no pod of it left a word"
-    newest = max(said, key=lambda each: each[0])[1]
+    if not exits:
+        return "no failed pod of the Job exists any more"
+    newest = max(exits, key=lambda each: each[0])[1]
     if newest.reason == "OOMKilled":
         return "its container was OOMKilled; raise its limit in podTemplate"
     lines = " ".join(newest.message.split())
     return (
-        f"it ended with exit code {newest.code}: {lines[-LAST_WORDS:]}"
+        f"it ended with exit code {newest.code}: {lines[-LAST_MESSAGE_LINES:]}"
         if lines
         else f"exit code {newest.code}"
     )

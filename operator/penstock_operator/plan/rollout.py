@@ -121,7 +121,7 @@ def rollout_view(
     )
 
 
-def held_rollouts(changed: Collection[str], views: Iterable[RolloutView]) -> dict[str, str]:
+def waiting_rollouts(changed: Collection[str], views: Iterable[RolloutView]) -> dict[str, str]:
     """Return which of the ``changed`` services must not get their new pod template yet, each with the reason; empty if all can.
 
     Routers never wait. A worker service can roll out if no other worker service is rolling, or if it is rolling itself

@@ -82,14 +82,14 @@ def conditions(
     rows = []
     for each in found:
         status = "True" if each.status else "False"
-        was = before.get(each.type, {})
-        since = was.get("lastTransitionTime") if was.get("status") == status else None
+        previous = before.get(each.type, {})
+        since = previous.get("lastTransitionTime") if previous.get("status") == status else None
         rows.append(
             {
                 "type": each.type,
                 "status": status,
                 "reason": each.reason,
-                "message": _cut(each.message),
+                "message": _shortened(each.message),
                 "lastTransitionTime": since or now,
                 "observedGeneration": generation,
             }
@@ -106,21 +106,21 @@ def _ready(graph: StatusInput) -> ConditionResult:
     # If a graph declares no router, its user runs one elsewhere.
     present = {each.role for each in graph.services.values()}
     serving = {role: _serving(graph, role) for role in Role if role in present}
-    asleep = [role for role in serving if graph.is_woken and _is_at_zero(graph, role)]
-    absent = [role for role, count in serving.items() if not count and role not in asleep]
+    at_zero = [role for role in serving if graph.is_woken and _is_at_zero(graph, role)]
+    absent = [role for role, count in serving.items() if not count and role not in at_zero]
     if not serving:
         return ConditionResult(READY, False, "NoReadyWorker", "no service is known")
     if absent:
         worker = next((role for role in absent if role.is_worker), None)
         reason = "NoReadyRouter" if worker is None else "NoReadyWorker"
         return ConditionResult(READY, False, reason, f"no ready replica of {_listed(absent)}")
-    if asleep:
-        verb, them = ("is", "it") if len(asleep) == 1 else ("are", "them")
-        text = f"{_listed(asleep)} {verb} scaled to zero; the next request starts {them}"
+    if at_zero:
+        verb, them = ("is", "it") if len(at_zero) == 1 else ("are", "them")
+        text = f"{_listed(at_zero)} {verb} scaled to zero; the next request starts {them}"
         return ConditionResult(READY, True, "ScaledToZero", text)
     text = ", ".join(f"{role.value} {count}" for role, count in serving.items())
     if Role.ROUTER not in serving:
-        text = f"{text}; the graph declares no router, so requests have to come through one of your own"
+        text = f"{text}; the graph declares no router, so requests need a router of your own"
     return ConditionResult(READY, True, "Serving", f"ready replicas: {text}")
 
 
@@ -129,7 +129,7 @@ def _progressing(graph: StatusInput) -> ConditionResult:
     if graph.deleting:
         return ConditionResult(PROGRESSING, True, "Deleting", graph.deleting)
     if graph.paused:
-        stays = "children stay as they are, while budget, scheduling gates and drains hold"
+        stays = "children are not changed, while the GPU budget, scheduling gates and drains remain in effect"
         return ConditionResult(
             PROGRESSING, False, "Paused", f"{graph.paused}: {stays}; remove it to continue"
         )
@@ -149,7 +149,7 @@ def _step(service: ServiceStatusInput) -> str:
         parts.append("rolls out")
     if replicas.draining:
         parts.append(
-            f"{replicas.draining} of its replicas {'is' if replicas.draining == 1 else 'are'} leaving"
+            f"{replicas.draining} of its replicas {'is' if replicas.draining == 1 else 'are'} draining or terminating"
         )
     if replicas.serving < service.target:
         parts.append(f"{replicas.serving} of {service.target} replicas are ready")
@@ -207,9 +207,7 @@ def _stalled(graph: StatusInput, ready: ConditionResult) -> ConditionResult:
     is_underway = not ready.status or any(each.rolling for each in graph.services.values())
     if is_underway and (late := _late(graph)):
         return ConditionResult(STALLED, True, "ReplicasNotReady", late)
-    return ConditionResult(
-        STALLED, False, "NotStalled", "nothing keeps the specification from being carried out"
-    )
+    return ConditionResult(STALLED, False, "NotStalled", "the specification can be applied")
 
 
 def _reconciling(graph: StatusInput, ready: ConditionResult, stalled: ConditionResult) -> ConditionResult:
@@ -225,7 +223,7 @@ def _reconciling(graph: StatusInput, ready: ConditionResult, stalled: ConditionR
         return ConditionResult(RECONCILING, True, _reason(graph), "; ".join(steps))
     if not ready.status:
         return ConditionResult(RECONCILING, True, ready.reason, ready.message)
-    return ConditionResult(RECONCILING, False, "Stable", "the newest specification is carried out")
+    return ConditionResult(RECONCILING, False, "Stable", "the newest specification is applied")
 
 
 def _is_changing(service: ServiceStatusInput) -> bool:
@@ -237,7 +235,7 @@ def _is_changing(service: ServiceStatusInput) -> bool:
 def _budget(graph: StatusInput) -> ConditionResult:
     used = f"{graph.gpus} GPUs are in use"
     if graph.budget is None:
-        return ConditionResult(BUDGET_RESPECTED, True, "NoBudget", f"{used}; there is no ceiling")
+        return ConditionResult(BUDGET_RESPECTED, True, "NoBudget", f"{used}; there is no limit")
     if graph.gpus > graph.budget:
         message = f"{used}, the budget is {graph.budget}; no new workers start until enough workers exit"
         return ConditionResult(BUDGET_RESPECTED, False, "OverBudget", message)
@@ -254,17 +252,17 @@ def _schedulable(graph: StatusInput) -> ConditionResult:
         text = sorted({f"{each.service}: {each.reason}" for each in graph.waiting})
         cause = next((each.cause for each in graph.waiting if each.cause_is_refusal), WAITING_FOR_BUDGET)
         return ConditionResult(SCHEDULABLE, False, cause, "; ".join(text))
-    lacking = {
+    missing = {
         name: each.replicas.unplaced + max(0, each.target - each.replicas.existing)
         for name, each in sorted(graph.services.items())
     }
-    if any(lacking.values()):
-        lacks = "; ".join(
+    if any(missing.values()):
+        pending = "; ".join(
             f"{name}: {number} of {graph.services[name].target} replicas have no node yet"
-            for name, number in lacking.items()
+            for name, number in missing.items()
             if number
         )
-        return ConditionResult(SCHEDULABLE, False, "Pending", lacks)
+        return ConditionResult(SCHEDULABLE, False, "Pending", pending)
     return ConditionResult(SCHEDULABLE, True, "Scheduled", "every pod has a node")
 
 
@@ -280,7 +278,7 @@ def _listed(roles: Sequence[Role]) -> str:
     return ", ".join(role.value for role in roles)
 
 
-def _cut(message: str) -> str:
+def _shortened(message: str) -> str:
     return message if len(message) <= MESSAGE_LIMIT else f"{message[: MESSAGE_LIMIT - 3]}..."
 
 
@@ -365,7 +363,7 @@ def adapter_status(
         old: Current status of the adapter; None if there is none.
         now: RFC 3339 time; used only for conditions whose status changes and for ``lastScaleTime``.
     """
-    was = old or {}
+    previous = old or {}
     limited = ConditionResult(
         SCALING_LIMITED,
         status=bool(replicas.reason),
@@ -376,10 +374,10 @@ def adapter_status(
         REPLICA_FAILURE,
         status=service.refused is not None,
         reason="PodsCreated" if service.refused is None else service.refused.category.value,
-        message="no pod is refused" if service.refused is None else service.refused.message,
+        message="no pod was rejected" if service.refused is None else service.refused.message,
     )
-    scaled = "replicas" in was and was["replicas"] != service.replicas.existing
-    since = now if scaled else was.get("lastScaleTime")
+    scaled = "replicas" in previous and previous["replicas"] != service.replicas.existing
+    since = now if scaled else previous.get("lastScaleTime")
     found = {
         "replicas": service.replicas.existing,
         "ready": service.replicas.ready,
@@ -387,7 +385,7 @@ def adapter_status(
         "maxReplicas": service.bounds[1],
         "selector": service.selector,
         "conditions": conditions(
-            [limited, refused], old=was.get("conditions") or (), generation=generation, now=now
+            [limited, refused], old=previous.get("conditions") or (), generation=generation, now=now
         ),
     }
     return {**found, "lastScaleTime": since} if since else found

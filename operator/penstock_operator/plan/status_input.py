@@ -129,7 +129,7 @@ class StatusInput:
     late: Collection[str] = ()
 
     @property
-    def short(self) -> frozenset[str]:
+    def lacking_replicas(self) -> frozenset[str]:
         """Names of the services that have fewer serving replicas than the number desired."""
         return frozenset(name for name, each in self.services.items() if each.missing)
 
@@ -152,8 +152,8 @@ def missing_definition(spec: GraphSpec, served: Collection[Kind]) -> Failure | N
 
 def worst_failure(found: Iterable[Failure | None]) -> Failure | None:
     """Return several failures as one: the reason of the first, which must be the most serious, and all messages; None without failures."""
-    kept = [each for each in found if each is not None]
-    return Failure(kept[0].reason, "; ".join(each.message for each in kept)) if kept else None
+    present = [each for each in found if each is not None]
+    return Failure(present[0].reason, "; ".join(each.message for each in present)) if present else None
 
 
 def status_input(
@@ -183,7 +183,7 @@ def status_input(
     reasons = {each.uid: each.reason for each in waiting}
     states = sorted(services.items())
     found_services = {
-        **_leaving_services(by_service, services),
+        **_removed_services(by_service, services),
         **{name: _service(graph, name, by_service[name], each) for name, each in services.items()},
     }
     diagnoses = [each.refused for _, each in states if each.refused is not None]
@@ -191,7 +191,9 @@ def status_input(
         spec = graph.spec.services.get(service)
         slow_s = 300.0 if spec is None else max(30.0, spec.startup_timeout_seconds * _SLOW_AFTER_STARTUP)
         for view in views:
-            if view.finished and not _is_missed(view, found_services.get(service), spec, now_s=now_s):
+            if view.finished and not _may_explain_shortage(
+                view, found_services.get(service), spec, now_s=now_s
+            ):
                 continue
             reason = reasons.get(view.uid, "")
             found = diagnose(view, now_s=now_s, budget_reason=reason, slow_start_s=slow_s)
@@ -213,7 +215,7 @@ def status_input(
     )
 
 
-def _leaving_services(
+def _removed_services(
     by_service: Mapping[str, Sequence[PodView]], wanted: Collection[str]
 ) -> dict[str, ServiceStatusInput]:
     """Return facts about services that are no longer desired but still have pods."""
@@ -234,7 +236,7 @@ def _leaving_services(
     return found
 
 
-def _is_missed(
+def _may_explain_shortage(
     pod: PodView, service: ServiceStatusInput | None, spec: ServiceSpec | None, *, now_s: float
 ) -> bool:
     """Return whether a finished pod may be the reason why its service has too few replicas: its replacement could still be starting.
@@ -299,7 +301,7 @@ def observed_status_input(
         by_service[pod.service].append(pod)
     found = {
         name: replace(each, target=each.replicas.existing)
-        for name, each in _leaving_services(by_service, ()).items()
+        for name, each in _removed_services(by_service, ()).items()
     }
     return StatusInput(
         generation=raw["metadata"].get("generation", 0),
@@ -317,13 +319,13 @@ def count_replicas(pods: Iterable[PodView]) -> ServiceReplicas:
     for pod in present:
         if not pod.terminating:
             replicas[f"group {pod.group}" if pod.group else f"pod {pod.name}"].append(pod)
-    leaving = [pod for pod in present if pod.terminating and pod.worker_index == 0]
+    terminating = [pod for pod in present if pod.terminating and pod.worker_index == 0]
     ready = [pods for pods in replicas.values() if _is_ready(pods)]
     return ServiceReplicas(
         existing=len(replicas),
         ready=len(ready),
         serving=sum(any(pod.takes_requests for pod in pods) for pods in ready),
-        draining=len(leaving) + sum(_is_marked(pods) for pods in replicas.values()),
+        draining=len(terminating) + sum(_is_marked(pods) for pods in replicas.values()),
         gpus=sum(pod.gpus for pod in present if not pod.gated),
         unplaced=sum(not _is_placed(pods) for pods in replicas.values()),
         gated=sum(any(pod.gated for pod in pods) for pods in replicas.values()),

@@ -96,7 +96,7 @@ def counted(
     if not nodes:
         return PoolNodes(None, "no node has the labels of nodeSelector")
     if not usable and not any(_is_ready(each) for each in nodes):
-        return PoolNodes(None, f"all {len(nodes)} nodes are NotReady, as if the network were cut")
+        return PoolNodes(None, f"all {len(nodes)} nodes are NotReady, which suggests a network failure")
     if not usable and not left_out:
         return PoolNodes(None, f"none of the {len(nodes)} nodes offers the resource")
     total = sum(usable.values())
@@ -138,7 +138,7 @@ def quota_problems(
                 name = f"{namespace}/{name}"
                 what, key = f"the {gpus} guaranteed to graphs there", "guaranteedGpus"
             messages.append(
-                f"ResourceQuota {name} allows {int(allowed)} {resource}, fewer than {what}, so granted workers are refused; "
+                f"ResourceQuota {name} allows {int(allowed)} {resource}, fewer than {what}, so workers within the grant are rejected; "
                 f"raise it or lower {key}"
             )
     return messages

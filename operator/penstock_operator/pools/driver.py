@@ -285,7 +285,7 @@ class GpuPools:
         except ConflictError:  # the watch will deliver the other writer's change, which triggers the next try
             log.info("gpu pool changed meanwhile", namespace=key[0], name=key[1])
         except ClusterError as exc:
-            log.warning("gpu pool not shared out", namespace=key[0], name=key[1], error=str(exc))
+            log.warning("gpu pool not allocated", namespace=key[0], name=key[1], error=str(exc))
 
     async def _allocate(self, key: Key) -> None:
         pool, now_s = self._watch.get(key), self._now_s()
@@ -418,4 +418,4 @@ class GpuPools:
         }
         body = kind_of_pool(key).of(metadata, status=status)
         answer = await self._client.apply(body, field_manager=OPERATOR, subresource="status")
-        self._watch.note(answer)
+        self._watch.record_write(answer)

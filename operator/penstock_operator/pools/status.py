@@ -145,10 +145,10 @@ def problems_of(observed: PoolObservation, found: PoolShares) -> Iterator[str]:
         if queued:
             yield (
                 f"graph {pool.called(graph)}: pods of {', '.join(queued)} carry {QUEUE_LABEL}, so Kueue also decides when they start, "
-                "and a GPU that is granted may wait for it; use the pool or Kueue on these nodes"
+                "and a granted GPU may stay idle until then; use the pool or Kueue on these nodes"
             )
     for name in sorted(observed.without_planner):
-        yield f"graph {name} has planner.enabled false, so no budget; enable it, or let no entry match it"
+        yield f"graph {name} has planner.enabled: false and therefore no GPU budget; enable it, or change the entries so that none matches it"
     for namespace, gpus in sorted(needed_by_namespace(observed, found.total).items()):
         shown = namespace if isinstance(pool, ClusterGpuPool) else None
         yield from quota_problems(
@@ -217,7 +217,7 @@ def _row(name: str, member: PoolMember, share: Share, grant: Grant | None, guara
 def _valid(problems: Collection[str]) -> ConditionResult:
     if problems:
         return ConditionResult(VALID, False, "InvalidSpec", "; ".join(problems))
-    return ConditionResult(VALID, True, "Valid", "guarantees and graphs fit the pool")
+    return ConditionResult(VALID, True, "Valid", "guarantees and graphs fit into the pool")
 
 
 def _guarantees_met(rows: Sequence[Mapping[str, Any]], members: Mapping[str, PoolMember]) -> ConditionResult:

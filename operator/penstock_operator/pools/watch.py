@@ -124,7 +124,7 @@ class PoolWatch:
     async def _is_served(self, kind: Kind) -> bool:
         while True:
             try:
-                return await self._cluster.knows(kind)
+                return await self._cluster.has_kind(kind)
             except UnavailableError as exc:
                 log.warning("kind not looked up", kind=kind.kind, error=str(exc), retry_s=RETRY_S)
                 await asyncio.sleep(RETRY_S)
@@ -153,7 +153,7 @@ class PoolWatch:
             return max((shown, answer), key=lambda each: version_of(each["metadata"]))
         return shown
 
-    def note(self, answer: Object) -> None:
+    def record_write(self, answer: Object) -> None:
         """Store ``answer``, the pool as returned by a write of this process; `get` returns it until the watch shows a newer version."""
         self._answers[key_of(answer)] = answer
 

@@ -85,7 +85,7 @@ def uncounted_devices(
         for place, resource in dict.fromkeys(_devices(service.pod_template.get("spec"))):
             if resource not in counted and not is_accelerator(resource, (*known, *_NETWORK)):
                 message = (
-                    f"{resource} is a device that no budget counts; if it is an accelerator, add it to the chart's "
+                    f"{resource} is a device that the GPU budget does not count; if it is an accelerator, add it to the chart's "
                     "operator.gpuResources, and set the node pool's gpuResourceName"
                 )
                 yield ManifestProblem(path=f"{path}.{place}", message=message)

@@ -97,18 +97,18 @@ def _merge(key: str, base: Any, value: Any, path: str) -> Any:
 
 
 def _added(base: Sequence[Any], patch: Sequence[Any], path: str) -> list[Any]:
-    kept, items = _split(base, patch, path)
+    without_replaced, items = _split(base, patch, path)
     if any(_PATCH in item for item in items):
         raise _refusal(
             path, "has $patch within an item, but items have no name; put {$patch: replace} before them"
         )
-    return [*kept, *(item for item in items if item not in kept)]
+    return [*without_replaced, *(item for item in items if item not in without_replaced)]
 
 
 def _merge_items(key: str, base: Sequence[Any], patch: Sequence[Any], path: str) -> list[Any]:
     name_key = _ITEM_KEYS[key][0]
-    kept, items = _split(base, patch, path)
-    merged = {_name_of(key, item): item for item in kept}
+    without_replaced, items = _split(base, patch, path)
+    merged = {_name_of(key, item): item for item in without_replaced}
     for index, item in enumerate(items):
         where = f"{path}[{index}]"
         if not isinstance(item.get(name_key), str | int):
@@ -131,22 +131,22 @@ def _split(
 ) -> tuple[Sequence[Any], list[dict[str, Any]]]:
     """Return the remaining items of ``base`` and the items of ``patch`` to merge into them."""
     items = []
-    kept = base
+    without_replaced = base
     for index, item in enumerate(patch):
         if not isinstance(item, dict):
             raise _refusal(f"{path}[{index}]", "is not a map; write its keys")
         if item == {_PATCH: _REPLACE}:
-            kept = []
+            without_replaced = []
         else:
             items.append(item)
-    return kept, items
+    return without_replaced, items
 
 
 def _directive(patch: Mapping[str, Any], path: str) -> str | None:
     directive = patch.get(_PATCH)
     if directive is None or (isinstance(directive, str) and directive in _DIRECTIVES):
         return directive
-    raise _refusal(path, f"$patch: {directive!r} is none of {', '.join(_DIRECTIVES)}")
+    raise _refusal(path, f"$patch: {directive!r} must be one of {', '.join(_DIRECTIVES)}")
 
 
 def _refusal(path: str, message: str) -> InvalidSpecError:

@@ -247,13 +247,13 @@ def lifecycle(
         series = tuple(each for name in wanted for each in names_on_page(name, traits.metric_names))
         series += () if traits.request_gauge is None else (traits.request_gauge,)
         is_tls = scheme == "https"
-        said = {
+        parameters = {
             "more": "ssl, " if is_tls else "",
             "series": series,
             "url": f"{scheme}://{'[::1]' if is_ipv6 else '127.0.0.1'}:{WORKER_PORT}{traits.metrics_path}",
             "context": ", context=ssl._create_unverified_context()" if is_tls else "",
         }
-        return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % said]}}}
+        return {"preStop": {"exec": {"command": ["python3", "-c", _WAIT_UNTIL_IDLE % parameters]}}}
     settle_s = min(SETTLE_S, grace_s - 1)  # Kubernetes requires less than the grace period
     return {"preStop": {"sleep": {"seconds": settle_s}}} if settle_s > 0 else {}
 

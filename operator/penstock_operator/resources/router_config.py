@@ -35,16 +35,16 @@ def config_digest(graph: GraphDeployment) -> str:
     The admission section and the tiers' shares and targets are left out, because running routers reload them. Of the
     graph's SLO it includes only the TTFT, which routing policies read at their start.
     """
-    kept = _kept(graph)
-    spec = {key: value for key, value in kept["spec"].items() if key != "engine"}
+    manifest = _router_spec(graph)
+    spec = {key: value for key, value in manifest["spec"].items() if key != "engine"}
     router = {key: value for key, value in spec["router"].items() if key not in {"admission", "tiers"}}
     spec["slo"] = graph.spec.slo.ttft_seconds
     if graph.spec.engine.tls is not None:
-        spec["tls"] = kept["spec"]["engine"]["tls"]
+        spec["tls"] = manifest["spec"]["engine"]["tls"]
     tiers = graph.spec.router.tiers
     spec["router"] = {**router, "tiers": [tiers.enabled, tiers.keys_secret, tiers.keys_file]}
     # JSON, because dumping YAML a second time would take most of a build's time.
-    text = json.dumps({**kept, "spec": spec}, sort_keys=True)
+    text = json.dumps({**manifest, "spec": spec}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]
 
 
@@ -54,12 +54,12 @@ def router_manifest(graph: GraphDeployment) -> str:
     Of services only the roles remain, so that scaling or changing a worker restarts no router. The planner is
     disabled, because its budget would be validated against replica numbers that are absent.
     """
-    return str(yaml.dump(_kept(graph), Dumper=_DUMPER, sort_keys=True, width=110))
+    return str(yaml.dump(_router_spec(graph), Dumper=_DUMPER, sort_keys=True, width=110))
 
 
-def _kept(graph: GraphDeployment) -> dict[str, Any]:
+def _router_spec(graph: GraphDeployment) -> dict[str, Any]:
     spec = graph.spec
-    kept: dict[str, Any] = {
+    manifest: dict[str, Any] = {
         "model": spec.model.to_manifest(),
         "runtime": spec.runtime,
         "services": {name: {"role": each.role.value} for name, each in spec.services.items()},
@@ -73,10 +73,10 @@ def _kept(graph: GraphDeployment) -> dict[str, Any]:
         "requestLimit": spec.engine.request_limit if spec.router.tiers.enabled else None,
     }
     if any(bound is not None for bound in bounds.values()):
-        kept["engine"] = {key: bound for key, bound in bounds.items() if bound is not None}
+        manifest["engine"] = {key: bound for key, bound in bounds.items() if bound is not None}
     if spec.engine.tls is not None:
-        kept["engine"] = {**kept.get("engine", {}), "tls": spec.engine.tls.to_manifest()}
-    return GRAPH_DEPLOYMENT.of({"name": graph.name}, spec=kept)
+        manifest["engine"] = {**manifest.get("engine", {}), "tls": spec.engine.tls.to_manifest()}
+    return GRAPH_DEPLOYMENT.of({"name": graph.name}, spec=manifest)
 
 
 def _lease(duration_seconds: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from penstock.kube.objects.names import (
     child_name,
     is_of_class,
 )
-from penstock.kube.objects.served import kept_spec, with_spec
+from penstock.kube.objects.served import stored_spec, with_spec
 from penstock_planner.targets.pods import PodFacts, pod_facts
 
 PLANNER_CONDITION: Final = "PlannerActive"
@@ -253,7 +253,10 @@ def _trim_graph(obj: Object) -> Object:
     metadata = {key: obj["metadata"][key] for key in _METADATA if key in obj["metadata"]}
     newest = obj.get("spec") or {}
     spec = newest
-    if status.get("servedGeneration") != metadata.get("generation") and (kept := kept_spec(obj)) is not None:
+    if (
+        status.get("servedGeneration") != metadata.get("generation")
+        and (kept := stored_spec(obj)) is not None
+    ):
         metadata["generation"] = kept.generation
         # The newest spec decides which installation owns the graph.
         owner = {"operatorClass": newest.get("operatorClass", OPERATOR_CLASS)}

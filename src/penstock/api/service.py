@@ -93,7 +93,7 @@ class ScalingConfig(SpecModel):
 
 def _unknown_pod_keys(section: Any) -> Iterator[Breach]:
     for each in unknown_fields(section.pod_template):
-        remedy = f"did you mean {each.meant}?" if each.meant else None
+        remedy = f"did you mean {each.suggestion}?" if each.suggestion else None
         yield Breach(values=(each.kind,), path=("podTemplate", *each.path), remedy=remedy)
 
 

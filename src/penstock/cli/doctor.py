@@ -67,7 +67,7 @@ def doctor(*, as_json: bool, **given: Any) -> None:
     """
     said = fields.take(DoctorOptions, given)
     if said.all_namespaces and said.namespace is not None:
-        raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
+        raise ConfigError("--namespace and --all-namespaces are mutually exclusive; use one")
     if said.install and (said.local or said.namespace is not None):
         raise ConfigError("--install: does not check graphs; remove --local and --namespace")
     if not (said.local or said.install):

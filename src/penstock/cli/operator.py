@@ -96,7 +96,7 @@ def finish(**given: Any) -> None:
                 said.namespace or (None,),
                 operator_class=said.operator_class,
                 limit_s=said.timeout,
-                say=say,
+                print_line=say,
             )
 
     if not asyncio.run(finished()):

@@ -77,7 +77,7 @@ class ClusterFlags:
 
 def _refuse(run: RunFlags, cluster: ClusterFlags, explicit: Mapping[str, Any]) -> None:
     if cluster.all_namespaces and explicit.get("namespace") is not None:
-        raise ConfigError("--namespace and --all-namespaces exclude each other; keep one")
+        raise ConfigError("--namespace and --all-namespaces are mutually exclusive; use one")
     if run.speed != 1:
         raise ConfigError(f"--speed: {run.speed:g}; pods run in real time, so remove it on Kubernetes")
     if "memory" in explicit:

@@ -156,14 +156,14 @@ class KubeClient:
         """
         params = {"limit": str(PAGE), **({"labelSelector": selector} if selector else {})}
         page_params = params
-        left = RELISTS
+        retries = RELISTS
         while True:
             try:
                 page = await self._send(KubeCall("GET", kind.path(namespace), page_params))
             except ExpiredError:
-                if not left:
+                if not retries:
                     raise
-                left -= 1
+                retries -= 1
                 restart()
                 page_params = params
                 continue
@@ -302,7 +302,7 @@ class KubeClient:
         try:
             return parsedate_to_datetime(said).timestamp()
         except ValueError as exc:
-            raise ClusterError(f"{call}: no Date header that can be read, but {said!r}") from exc
+            raise ClusterError(f"{call}: no valid Date header, but {said!r}") from exc
 
     @asynccontextmanager
     async def watch(
@@ -335,7 +335,7 @@ class KubeClient:
         """Return why this view must not write now; None if it can."""
         if self._may_write is None or self._may_write():
             return None
-        return "this process is not the leader any more"
+        return "this process is no longer the leader"
 
     async def _send(self, call: KubeCall) -> dict[str, Any]:
         response = await self.transport.send(call, is_urgent=self._is_urgent)

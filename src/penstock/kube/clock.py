@@ -54,5 +54,5 @@ class ServerClock:
         ahead_s = (before_s + time.time()) / 2 - (server_s + 0.5)
         ahead_s = ahead_s if abs(ahead_s) >= EXACT_S else 0.0
         if abs(ahead_s - self._ahead_s) >= EXACT_S:
-            log.warning("clock differs from the API server's, which counts", ahead_s=round(ahead_s))
+            log.warning("clock differs from the API server's, whose time is used", ahead_s=round(ahead_s))
         self._ahead_s = ahead_s

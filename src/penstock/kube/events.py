@@ -62,8 +62,8 @@ class EventMessage:
     def note(self) -> str:
         """Text and detail as they are written: the text is cut so that both have at most 1,024 bytes (`MAX_NOTE`)."""
         suffix = f" ({self.detail})" if self.detail else ""
-        kept = self.text.encode()[: MAX_NOTE - len(suffix)].decode(errors="ignore")
-        return kept + suffix
+        shortened = self.text.encode()[: MAX_NOTE - len(suffix)].decode(errors="ignore")
+        return shortened + suffix
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class EventRecorder:
     def _event(self, regarding: Mapping[str, Any], message: EventMessage, *, at_s: float) -> dict[str, Any]:
         metadata = regarding["metadata"]
         shown = ("name", "namespace", "uid", "resourceVersion")
-        kept = {key: metadata[key] for key in shown if key in metadata}
+        reference = {key: metadata[key] for key in shown if key in metadata}
         name = {
             "name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}",
             "namespace": metadata.get("namespace", "default"),
@@ -151,7 +151,7 @@ class EventRecorder:
             reason=message.reason,
             type="Warning" if message.is_warning else "Normal",
             message=message.note,
-            involvedObject={"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **kept},
+            involvedObject={"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **reference},
         )
 
     async def _repeat(self, regarding: Mapping[str, Any], known: _Repeats, message: EventMessage) -> bool:

@@ -69,7 +69,7 @@ def _content(der: bytes, at: int) -> tuple[int, int]:
 
 def _inside(der: bytes, at: int) -> tuple[int, int]:
     if der[at] != _SEQUENCE:
-        raise ValueError(f"byte {at} begins no sequence")
+        raise ValueError(f"byte {at} does not begin a sequence")
     return _content(der, at)
 
 

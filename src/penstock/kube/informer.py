@@ -113,7 +113,7 @@ class Informer:
                 await self._list()
             await self._watch()
         except ExpiredError as exc:
-            log.info("watch continues no more; listing again", kind=self._kind.plural, reason=str(exc))
+            log.info("watch cannot be continued; listing again", kind=self._kind.plural, reason=str(exc))
             self.resource_version = ""
         except (ClusterError, ConfigError) as exc:
             self._set_problem(str(exc))
@@ -124,15 +124,15 @@ class Informer:
         await asyncio.sleep(RELISTS.pause_s(self._failures) * self._client.rng.uniform(0.5, 1.0))
 
     async def _list(self) -> None:
-        fresh: dict[ObjectKey, dict[str, Any]] = {}
+        listed: dict[ObjectKey, dict[str, Any]] = {}
 
         def take(obj: dict[str, Any]) -> None:
-            fresh[key_of(obj)] = self._trim(obj)
+            listed[key_of(obj)] = self._trim(obj)
 
         version = await self._client.read_pages(
-            self._kind, namespace=self._namespace, selector=self._selector, take=take, restart=fresh.clear
+            self._kind, namespace=self._namespace, selector=self._selector, take=take, restart=listed.clear
         )
-        self._replace(fresh)
+        self._replace(listed)
         self.resource_version = version
         self._set_healthy()
         self.synced.set()
@@ -174,12 +174,12 @@ class Informer:
             self._store[key] = obj
         self._notify(what, obj)
 
-    def _replace(self, fresh: dict[ObjectKey, dict[str, Any]]) -> None:
-        gone = [(key, obj) for key, obj in self._store.items() if key not in fresh]
+    def _replace(self, listed: dict[ObjectKey, dict[str, Any]]) -> None:
+        gone = [(key, obj) for key, obj in self._store.items() if key not in listed]
         for key, obj in gone:
             del self._store[key]
             self._notify("DELETED", obj)
-        for key, obj in fresh.items():
+        for key, obj in listed.items():
             old = self._store.get(key)
             if old is not None and old == obj:
                 continue

@@ -159,9 +159,11 @@ class Election:
         left_s = self.duration_s * (1 - HELD_FRACTION)
         _, late = await asyncio.wait({task}, timeout=left_s)
         if late:
-            log.error("work continues though leadership is over; waiting", lease=self._name, after_s=left_s)
+            log.error(
+                "work has not stopped after leadership ended; waiting", lease=self._name, after_s=left_s
+            )
             self.overdue = (
-                f"lease {self._name}: leadership is over, but its work has not ended within {left_s:g} s;"
+                f"lease {self._name}: leadership ended, but its work has not stopped within {left_s:g} s;"
                 " restart this process"
             )
             await asyncio.wait({task})

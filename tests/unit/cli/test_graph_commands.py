@@ -166,7 +166,7 @@ def test_a_device_that_no_budget_counts_is_reported(run, tmp_path):
     assert (status, out) == (0, f"{file}: valid (GraphDeployment llama)\n")
     place = "spec.services.decode.podTemplate.spec.containers[main].resources"
     assert err.startswith(
-        f"warning: {file}: {place}: acme.io/npu is a device that no budget counts; if it is"
+        f"warning: {file}: {place}: acme.io/npu is a device that the GPU budget does not count; if it is"
     )
 
 

@@ -99,7 +99,7 @@ async def test_work_that_outlasts_its_leadership_is_named(lease, election):
     lease.is_up = False
     await until(lambda: election.overdue is not None)
     assert not election.is_leading
-    assert "lease l: leadership is over" in election.overdue
+    assert "lease l: leadership ended" in election.overdue
     lease.is_up = True
     gate.set()
     await until(lambda: len(starts) == 2)

@@ -223,7 +223,7 @@ async def test_a_write_that_waited_is_not_sent_once_leadership_is_over(api, clie
 
     api.script = [busy, (200, OBJECT)]
     fenced = client.fenced(lambda: leads)
-    with pytest.raises(ClusterError, match="not sent: this process is not the leader any more"):
+    with pytest.raises(ClusterError, match="not sent: this process is no longer the leader"):
         await fenced.apply(OBJECT, field_manager=ME)
     assert len(api.asked) == 1
     assert await fenced.get(CONFIG_MAP, "a") == OBJECT

@@ -157,7 +157,7 @@ class Kopf:
             self._changed("MODIFIED", self._api.stored(live, "MODIFIED"))
 
     async def _delete(self, name, uid):
-        await self._made.reconciler.deleted(uid)
+        await self._made.reconciler.wait_deleted(uid)
         live = self._api.at("GraphDeployment", name)
         live["metadata"]["finalizers"].remove(DRAIN_FINALIZER)
         if not live["metadata"]["finalizers"]:

@@ -86,7 +86,7 @@ async def test_an_answered_write_is_seen_at_once_and_its_event_marks_nothing(wor
     """Else every write would cost another look."""
     view, marks, watch = world
     await watch("ADDED", deployment(1))
-    view.note(deployment(5, replicas=2))
+    view.record_write(deployment(5, replicas=2))
     assert view.snapshot(KEY).children["Deployment", "g-decode"]["spec"]["replicas"] == 2
     await watch("MODIFIED", deployment(3, replicas=7))
     assert view.snapshot(KEY).children["Deployment", "g-decode"]["spec"]["replicas"] == 2
@@ -100,7 +100,7 @@ async def test_a_snapshot_keeps_what_it_showed(world):
     await watch("ADDED", deployment(1))
     snapshot = view.snapshot(KEY)
     before = snapshot.fingerprint()
-    view.note(deployment(5, replicas=2))
+    view.record_write(deployment(5, replicas=2))
     await watch("DELETED", deployment(6))
     assert snapshot.fingerprint() == before
     assert list(snapshot.children) == [("Deployment", "g-decode")]
@@ -111,7 +111,7 @@ async def test_an_answer_that_shows_anothers_change_marks_the_graph(world):
     view, marks, watch = world
     await watch("ADDED", adapter(1))
     marks.clear()
-    view.note(adapter(6, generation=2, replicas=3))
+    view.record_write(adapter(6, generation=2, replicas=3))
     await watch("MODIFIED", adapter(5, generation=2, replicas=3))
     await watch("MODIFIED", adapter(6, generation=2, replicas=3))
     assert marks == [(KEY, True)]
@@ -122,7 +122,7 @@ async def test_a_late_answer_does_not_revive_a_deleted_object(world):
     view, _, watch = world
     await watch("ADDED", deployment(1))
     await watch("DELETED", deployment(9))
-    view.note(deployment(8))
+    view.record_write(deployment(8))
     assert view.known() == []
 
 
@@ -131,7 +131,7 @@ async def test_an_answer_that_no_watch_confirms_is_dropped():
     marks = []
     enqueue = lambda key, urgent: marks.append((key, urgent))  # noqa: E731 - as in `world`
     view = Cluster(FakeApi(), namespace="ns", enqueue=enqueue, confirm_s=0.0)
-    view.note(deployment(3))
+    view.record_write(deployment(3))
     assert view.known() == [KEY]
     await told(None)
     assert (view.known(), marks) == ([], [(KEY, False)])

@@ -40,13 +40,13 @@ def graph(api):
 @pytest.fixture
 def lines(monkeypatch):
     """Lines that the user sees; the pause between two looks is short."""
-    monkeypatch.setattr(departure, "LOOK_S", 0.01)
+    monkeypatch.setattr(departure, "POLL_S", 0.01)
     return []
 
 
 def finish(api, lines, *, limit_s=0.0):
     """Run it over the namespace; return what it returns."""
-    return finish_drains(api, ("ns",), operator_class="penstock", limit_s=limit_s, say=lines.append)
+    return finish_drains(api, ("ns",), operator_class="penstock", limit_s=limit_s, print_line=lines.append)
 
 
 def exists(api, name):
@@ -64,7 +64,7 @@ async def test_a_drain_that_ends_in_time_is_waited_for(api, graph, lines):
         GRAPH_DEPLOYMENT, "doomed", {"metadata": {"finalizers": []}}, namespace="ns", field_manager="operator"
     )
     assert await waiting
-    assert lines[1:] == ["no graph is left"]
+    assert lines[1:] == ["all graphs are deleted"]
 
 
 async def test_a_drain_that_takes_longer_is_given_up_and_only_its_own_finalizer_goes(api, graph, lines):
@@ -76,7 +76,7 @@ async def test_a_drain_that_takes_longer_is_given_up_and_only_its_own_finalizer_
     assert not exists(api, "doomed")
     assert api.at("GraphDeployment", "kept")["metadata"]["finalizers"] == ["example.com/audit"]
     assert exists(api, "other")
-    [line] = [each for each in lines if "given up" in each]
+    [line] = [each for each in lines if "abandoned" in each]
     assert line.startswith("GraphDeployments ns/doomed, ns/kept: not drained after 0 s")
 
 
@@ -98,7 +98,7 @@ async def test_a_finalizer_that_cannot_be_removed_is_reported(api, graph, lines,
 
     monkeypatch.setattr(api, "patch", patch)
     assert not await finish(api, lines)
-    assert "no graph is left" not in lines
+    assert "all graphs are deleted" not in lines
 
 
 async def test_where_the_definitions_are_deleted_there_is_nothing_to_wait_for(api, lines, monkeypatch):
@@ -109,7 +109,7 @@ async def test_where_the_definitions_are_deleted_there_is_nothing_to_wait_for(ap
 
     monkeypatch.setattr(api, "list", absent)
     assert await finish(api, lines, limit_s=60.0)
-    assert lines == ["no graph is left"]
+    assert lines == ["all graphs are deleted"]
 
 
 async def test_a_write_by_the_operator_in_between_is_no_obstacle(api, graph, lines, monkeypatch):

@@ -166,8 +166,8 @@ class Harness:
             graphs=view,
             requests=view,
             enqueue=self.due.put_nowait,
-            deleted=self._deleted,
-            refused=self._refused,
+            wait_deleted=self._deleted,
+            report_refusal=self._refused,
             namespace="ns",
             operator_class="penstock",
             resync_s=resync_s,
@@ -236,7 +236,7 @@ async def test_a_graph_is_reported_once_it_carries_the_finalizer(running):
 
 async def test_refused_credentials_are_waited_for(running, monkeypatch, tmp_path):
     """Read repeatedly until the API server takes them, or the client has read them; kopf then continues."""
-    for pause in ("LOGIN_GAP_S", "AGAIN_S"):
+    for pause in ("LOGIN_GAP_S", "RECALL_S"):
         monkeypatch.setattr(handlers_module, pause, 0.01)
     server, kubeconfig = running.server, tmp_path / "kubeconfig"
     good, seen = kubeconfig.read_text(), len(server.patches)

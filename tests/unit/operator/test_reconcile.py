@@ -209,4 +209,4 @@ async def test_a_routers_secret_that_is_gone_comes_back(api):
         await made.reconciler.reconcile(KEY)
     assert ("Secret", "ns", name) in api.objects
     notes = [each["message"] for key, each in api.objects.items() if key[0] == "Event"]
-    assert any(f"Secret {name} was gone" in each and "rollout restart" in each for each in notes)
+    assert any(f"Secret {name} was missing" in each and "rollout restart" in each for each in notes)

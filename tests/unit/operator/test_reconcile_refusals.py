@@ -280,7 +280,7 @@ async def _goes_on(api, made, generation):
     assert status["observedGeneration"] == generation + 1
     assert "podTemplate" not in json.loads(status["servedSpec"])["services"]["decode"]
     rows = conditions(api)
-    assert f"generation {generation} is carried out" in rows["Degraded"]["message"]
+    assert f"generation {generation} remains applied" in rows["Degraded"]["message"]
     assert rows["Degraded"]["reason"] == "InvalidSpec"
     assert rows["Progressing"]["reason"] != "Stable"
     assert "InvalidSpec" in {each for each, _ in reasons(api)}

@@ -30,7 +30,7 @@ def test_a_flag_beats_the_environment_and_that_the_default():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--namespace", "a", "--all-namespaces"], "--namespace and --all-namespaces exclude each other"),
+        (["--namespace", "a", "--all-namespaces"], "--namespace and --all-namespaces are mutually exclusive"),
         (["--namespace", "Not A Label"], "--namespace"),
         (["--metrics-port", "70000"], "--metrics-port"),
         (["--resync-interval", "0"], "--resync-interval"),

@@ -4,7 +4,7 @@ import pytest
 from fake_api import FakeApi
 
 from penstock.kube.kinds import GRAPH_DEPLOYMENT
-from penstock_operator.silence import AGAIN_S, SILENT_S, PlannerSilence
+from penstock_operator.silence import REPEAT_S, SILENT_S, PlannerLeaseMonitor
 
 OBSERVING = {"type": "PlannerActive", "status": "True", "reason": "Observing", "message": "decides every 2 s"}
 
@@ -15,7 +15,7 @@ class World:
     def __init__(self):
         self.api = FakeApi()
         self.at_s = 1000.0
-        self.silence = PlannerSilence(
+        self.silence = PlannerLeaseMonitor(
             self.api,
             ("ns", "penstock-planner"),
             namespace="ns",
@@ -55,7 +55,7 @@ class World:
     async def after(self, seconds):
         """Look again, this much later."""
         self.at_s += seconds
-        await self.silence.look()
+        await self.silence.check()
 
 
 @pytest.fixture(name="world")
@@ -117,5 +117,5 @@ async def test_a_planner_without_a_lease_that_overwrites_it_is_left_in_peace(wor
     assert world.reasons() == SILENT
     world.planner_says()
     for _ in range(3):
-        await world.after(AGAIN_S)
+        await world.after(REPEAT_S)
         assert world.reasons() == CALM

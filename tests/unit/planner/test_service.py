@@ -136,7 +136,7 @@ def test_on_kubernetes_only_what_was_said_overrides_the_graphs(tmp_path):
         ),
         (["--max-gpu-budget", "1"], InvalidSpecError, "below the floor"),
         ([*CLUSTER, "--graph", "g.yaml"], ConfigError, "--graph: graphs are read from the cluster"),
-        ([*CLUSTER, "-A", "--namespace", "serving"], ConfigError, "exclude each other; keep one"),
+        ([*CLUSTER, "-A", "--namespace", "serving"], ConfigError, "are mutually exclusive; use one"),
         ([*CLUSTER, "--speed", "2"], ConfigError, "--speed: 2; pods run in real time"),
         (
             [*CLUSTER, "--router-url", "http://r:1"],

@@ -97,7 +97,7 @@ _POOL_COLUMNS = (
     _column(
         "Valid",
         '.status.conditions[?(@.type=="Valid")].status',
-        about="Whether guarantees and graphs fit the pool.",
+        about="Whether guarantees and graphs fit into the pool.",
     ),
     _column(
         "Met",

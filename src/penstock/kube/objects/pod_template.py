@@ -30,12 +30,12 @@ class UnknownField:
     Attributes:
         path: Path of the key in the template.
         kind: Kubernetes' name of the type that lacks the key.
-        meant: Known key that was probably meant; None if no known key is similar.
+        suggestion: Known key that was probably meant; None if no known key is similar.
     """
 
     path: FieldPath
     kind: str
-    meant: str | None
+    suggestion: str | None
 
 
 def unknown_fields(template: Mapping[str, Any]) -> Iterator[UnknownField]:

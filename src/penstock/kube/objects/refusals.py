@@ -64,7 +64,7 @@ _PATTERNS: Final = (
     (
         r"failed quota: ([^:]+)",
         RefusalKind.QUOTA,
-        r"set in podTemplate the resources that ResourceQuota \1 asks for",
+        r"set in podTemplate the resources that ResourceQuota \1 requires",
     ),
     (
         r"it is being terminated|namespaces \"[^\"]*\" not found",
@@ -74,12 +74,12 @@ _PATTERNS: Final = (
     (
         r"ValidatingAdmissionPolicy '([^']+)'",
         RefusalKind.ADMISSION,
-        r"ask the owner of ValidatingAdmissionPolicy \1 to let Penstock's operator through, or change podTemplate",
+        r"ask the owner of ValidatingAdmissionPolicy \1 to allow Penstock's operator, or change podTemplate",
     ),
     (
         r'webhook "([^"]+)"',
         RefusalKind.ADMISSION,
-        r"ask who runs admission webhook \1, or change podTemplate",
+        r"ask the owner of admission webhook \1, or change podTemplate",
     ),
     (
         "violates PodSecurity",

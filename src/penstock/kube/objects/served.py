@@ -36,11 +36,11 @@ class ServedSpec:
 def current_spec(graph: Mapping[str, Any]) -> ServedSpec:
     """Return a graph's newest specification, whether or not the operator applies it."""
     text = orjson.dumps(graph["spec"], option=orjson.OPT_SORT_KEYS)
-    kept = text.decode() if len(text) <= MAX_BYTES else ""
-    return ServedSpec(graph["metadata"].get("generation", 0), kept)
+    short_text = text.decode() if len(text) <= MAX_BYTES else ""
+    return ServedSpec(graph["metadata"].get("generation", 0), short_text)
 
 
-def kept_spec(graph: Mapping[str, Any]) -> ServedSpec | None:
+def stored_spec(graph: Mapping[str, Any]) -> ServedSpec | None:
     """Return the specification that is stored in a graph's status; None if there is none or it is unreadable."""
     status = graph.get("status") or {}
     text, generation = status.get("servedSpec"), status.get("servedGeneration")

@@ -54,7 +54,7 @@ def test_an_unreachable_server_is_the_only_finding():
         (-2.0, Severity.OK, "this machine and the API server agree"),
         (2.1, Severity.WARNING, "this machine's clock is 2 s ahead of the API server's"),
         (-60.0, Severity.WARNING, "this machine's clock is 60 s behind the API server's"),
-        (None, Severity.UNKNOWN, "the API server did not say its time"),
+        (None, Severity.UNKNOWN, "the API server did not report its time"),
     ],
 )
 def test_clocks(skew_s, severity, message):
@@ -194,7 +194,7 @@ def test_two_operators_that_see_the_same_graphs(scope, operator_class, replicas,
     findings = check(facts(deployments=(operator, other, component("planner"))))
     found = [each for each in findings if each.subject == "operators"]
     names = "apps/penstock-operator and penstock-system/penstock-operator"
-    wanted = [] if where is None else [f"{names} both work on graphs of class penstock in {where}"]
+    wanted = [] if where is None else [f"{names} both handle graphs of class penstock in {where}"]
     assert [each.message for each in found] == wanted
     assert all(each.severity is Severity.PROBLEM for each in found)
 
@@ -298,7 +298,7 @@ def test_a_graph_that_is_being_deleted():
     ]
     assert held.message == f"is being deleted and keeps its finalizers penstock.dev/drain: {SILENT}"
     assert held.remedy.startswith(
-        "give the drain up: kubectl patch -n serving gd llama --type merge --patch"
+        "abandon the drain: kubectl patch -n serving gd llama --type merge --patch"
         ' \'{"metadata":{"finalizers":null}}\'; or let it drain: '
     )
 
@@ -356,10 +356,10 @@ def _request(phase, message):
     ("phase", "message", "severity", "words"),
     [
         ("Succeeded", "done", Severity.OK, "its profile is in ConfigMap kept"),
-        ("Profiling", "Job fast-profile measures", Severity.OK, "under way: Job fast-profile measures"),
+        ("Profiling", "Job fast-profile measures", Severity.OK, "in progress: Job fast-profile measures"),
         ("Pending", "GraphDeployment g is not there", Severity.WARNING, "GraphDeployment g is not there"),
         ("Failed", "out of memory", Severity.WARNING, "out of memory"),
-        ("", "", Severity.WARNING, "no operator has looked at it"),
+        ("", "", Severity.WARNING, "no operator has reconciled it"),
     ],
 )
 def test_profile_requests(phase, message, severity, words):
@@ -407,22 +407,22 @@ def of_one_namespace():
         (
             cluster_pool(),
             of_one_namespace(),
-            ["counts for no graph: no operator of class penstock watches all namespaces; it is meant for serving/llama"],
+            ["has no effect: no operator of class penstock watches all namespaces; it is meant for serving/llama"],
         ),
         (
             cluster_pool(graphs=[{"match": {"namespaceLabels": {"team": "a"}}}]),
             of_one_namespace(),
-            ["counts for no graph: no operator of class penstock watches all namespaces; it is meant for serving/llama"],
+            ["has no effect: no operator of class penstock watches all namespaces; it is meant for serving/llama"],
         ),
         (
             cluster_pool(graphs=[]),
             of_one_namespace(),
-            ["counts for no graph: no operator of class penstock watches all namespaces"],
+            ["has no effect: no operator of class penstock watches all namespaces"],
         ),
         (
             cluster_pool(operatorClass="other", graphs="wrong"),
             component("operator"),
-            ["counts for no graph: no operator of class other watches all namespaces"],
+            ["has no effect: no operator of class other watches all namespaces"],
         ),
     ],
 )  # fmt: skip

@@ -46,8 +46,8 @@ NOT_READY = {"conditions": [condition("Ready", "False")]}
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
-        ({"observedGeneration": 0}, (Severity.PROBLEM, "no operator has looked at it")),
-        ({"observedGeneration": -1}, (Severity.PROBLEM, "no operator has looked at it")),
+        ({"observedGeneration": 0}, (Severity.PROBLEM, "no operator has reconciled it")),
+        ({"observedGeneration": -1}, (Severity.PROBLEM, "no operator has reconciled it")),
         ({"observedGeneration": 1}, (Severity.WARNING, "its status is of generation 1, the newest is 2")),
         ({"phase": "Degraded", **NOT_READY}, (Severity.PROBLEM, "Ready is False: Why: because")),
         ({"phase": "Progressing", **NOT_READY}, (Severity.WARNING, "Ready is False: Why: because")),
@@ -118,10 +118,10 @@ NOT_SERVING = '{"status":"not ready","reasons":["no prefill worker is ready"]}'
     [
         (BROKEN, Severity.PROBLEM, "/ready: 502: connection refused"),
         (FORBIDDEN, Severity.UNKNOWN, "/ready: 403: you may not"),
-        (NOT_SERVING, Severity.PROBLEM, "serves nothing: no prefill worker is ready"),
-        ("<html>", Severity.PROBLEM, "serves nothing: an answer that cannot be read: '<html>'"),
-        ("[]", Severity.PROBLEM, "serves nothing: an answer that cannot be read: '[]'"),
-        (None, Severity.PROBLEM, "/ready: was not asked"),
+        (NOT_SERVING, Severity.PROBLEM, "cannot serve requests: no prefill worker is ready"),
+        ("<html>", Severity.PROBLEM, "cannot serve requests: its response cannot be parsed: '<html>'"),
+        ("[]", Severity.PROBLEM, "cannot serve requests: its response cannot be parsed: '[]'"),
+        (None, Severity.PROBLEM, "/ready: was not queried"),
     ],
 )
 def test_a_routers_readiness(answer, severity, message):
@@ -249,9 +249,9 @@ def test_pages_that_are_no_metrics():
 
 
 WORKER = "worker serving/llama-decode-1"
-NO_WORKER = "/metrics holds no vllm:num_requests_running, so nothing is known of its load"
+NO_WORKER = "/metrics holds no vllm:num_requests_running, so its load is unknown"
 RANK = worker_page(2, 7).replace('engine="0"', 'engine="1"')
-STANDS_STILL = "has 2 requests under way, but its token counters do not change"
+STANDS_STILL = "has 2 requests in progress, but its token counters do not change"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ STANDS_STILL = "has 2 requests under way, but its token counters do not change"
         (
             Page(worker_page(3, 50) + RANK, worker_page(2, 60) + RANK),
             Severity.PROBLEM,
-            STANDS_STILL.replace("under way", "under way in data-parallel rank 1"),
+            STANDS_STILL.replace("in progress", "in progress in data-parallel rank 1"),
         ),
     ],
 )

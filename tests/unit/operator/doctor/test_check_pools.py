@@ -53,7 +53,7 @@ def test_no_node_carries_the_labels():
         (
             Severity.PROBLEM,
             POOL,
-            "no node carries gpu=a100",
+            "no node has the labels gpu=a100",
             "kubectl label node NODE gpu=a100, or correct spec.nodePools.a100.nodeSelector",
         )
     ]

@@ -42,7 +42,7 @@ def facts(found, target, *, late):
     """Return facts of a graph whose one service has these pods and wants that many."""
     service = ServiceStatusInput(Role.DECODE, count_replicas(found), target, target, 0, "")
     made = StatusInput(1, {"decode": service})
-    return replace(made, late=made.short if late else ())
+    return replace(made, late=made.lacking_replicas if late else ())
 
 
 @given(st.lists(pods(), max_size=6, unique_by=lambda each: each.name), st.integers(0, 6))

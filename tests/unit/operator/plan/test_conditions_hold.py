@@ -91,7 +91,7 @@ def facts_of(states, targets, *, late_for_s):
     facts = status_input(
         GRAPH, 1, pods, services, budget=GRAPH.spec.planner.max_gpu_budget, waiting=waiting, now_s=NOW_S
     )
-    since = dict.fromkeys(facts.short, NOW_S - late_for_s)
+    since = dict.fromkeys(facts.lacking_replicas, NOW_S - late_for_s)
     return replace(facts, late=late_services(GRAPH, since, now_s=NOW_S))
 
 
@@ -106,14 +106,14 @@ def test_what_is_short_for_longer_than_a_start_is_never_well(states, targets):
     """Degraded says it, or Schedulable does where the budget alone keeps the missing replicas; the phase is not Ready."""
     facts = facts_of(states, targets, late_for_s=10_000.0)
     found = results(facts)
-    for name in facts.short:
+    for name in facts.lacking_replicas:
         replicas, target = facts.services[name].replicas, facts.services[name].target
         gated = states[name].count("gated")
         if replicas.serving + gated < target:
             assert found["Degraded"].status, (name, states, targets)
         else:
             assert not found["Schedulable"].status
-    if facts.short:
+    if facts.lacking_replicas:
         assert found["Progressing"].reason != "Stable"
         assert graph_status(facts, old=None, now="now")["phase"] != "Ready"
 
@@ -127,7 +127,8 @@ def test_a_replica_without_a_node_is_never_said_to_have_one(states, targets, is_
         facts = facts_of(states, targets, late_for_s=0.0)
     lacks = any(set(found) & {"gated", "held", "new", "unplaced"} for found in states.values())
     if lacks or (
-        facts.short and any(each.replicas.existing < each.target for each in facts.services.values())
+        facts.lacking_replicas
+        and any(each.replicas.existing < each.target for each in facts.services.values())
     ):
         assert not results(facts)["Schedulable"].status
 

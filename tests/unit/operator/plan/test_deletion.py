@@ -56,4 +56,4 @@ def test_every_deletion_ends():
         gone = {each["metadata"]["labels"][SERVICE_LABEL] for each in workloads} | set(step.drain)
         pods = {name: each for name, each in pods.items() if each.service not in gone}
     assert deleted == [["Deployment"], [], ["Deployment", "LeaderWorkerSet"], ["ConfigMap", "Service"]]
-    assert step == DeletionStep("everything is gone", release=True)
+    assert step == DeletionStep("everything is deleted", release=True)

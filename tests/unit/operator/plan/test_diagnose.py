@@ -68,9 +68,9 @@ CANNOT_CREATE = "container worker cannot be created"
 LAST_LOG = "see kubectl logs --previous -c worker"
 REPLACED = "see kubectl describe pod; it will be replaced automatically"
 SILENT_NODE = "node n1 does not answer"
-CHECK_NODE = "check the node; delete it if it is gone for good"
+CHECK_NODE = "check the node; delete it if it will not return"
 FORCE = "check the node and the pod's finalizers, then kubectl delete --force"
-FAILS_PROBE = "container worker runs and fails its readiness probe"
+FAILS_PROBE = "container worker is running but fails its readiness probe"
 LOG = "see kubectl logs p -c worker"
 DESCRIBE = "see kubectl describe pod p and its logs"
 TAINTED = conditions(("DisruptionTarget", "True", {"reason": "DeletionByTaintManager"}))
@@ -115,13 +115,13 @@ CASES = [
     (pod(status=CUT_OFF), Category.NODE_LOST, "node n1 is not ready",
      "check the node; its pods are replaced after five minutes"),
     (on_deleted_node(pod(status=conditions(("Ready", "True", {})))), Category.NODE_LOST, "node n1 was deleted",
-     "its pods are replaced once Kubernetes misses their node, after about 40 s"),
+     "its pods are replaced when Kubernetes notices that the node is missing, after about 40 s"),
     (pod(metadata=OVERDUE), Category.TERMINATING_STUCK, "is still terminating on node n1", FORCE),
     (pod(metadata=OVERDUE, spec={"nodeName": ""}), Category.TERMINATING_STUCK, "is still terminating", FORCE),
     (pod(spec=BUDGET), Category.WAITING_FOR_BUDGET, "waits for GPUs of the budget",
      "raise planner.maxGpuBudget, or its pool's GPUs, or scale another service down"),
-    (pod(spec=QUOTA), Category.UNSCHEDULABLE, "is held by scheduling gate quota",
-     "see who set spec.schedulingGates of the pod"),
+    (pod(spec=QUOTA), Category.UNSCHEDULABLE, "is blocked by scheduling gate quota",
+     "find out who set spec.schedulingGates of the pod"),
     (pod(container=running(100, started=True)), Category.PROBE_FAILING, FAILS_PROBE, LOG),
     (pod(container=running(100, started=True), status=LONG_UNREADY), Category.PROBE_FAILING, FAILS_PROBE, LOG),
     (pod(status=LONG_AGO, container=running(290, started=False)),
@@ -256,7 +256,7 @@ def test_a_workload_whose_pods_are_made_is_in_no_trouble(found):
         (
             'admission webhook "images.example.com" denied the request: unsigned\n image',
             'admission webhook "images.example.com" denied the request: unsigned image',
-            "ask who runs admission webhook images.example.com, or change podTemplate",
+            "ask the owner of admission webhook images.example.com, or change podTemplate",
         ),
         (
             "",

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.api import ProfilePhase
 from penstock_operator.plan.pods import pod_view
-from penstock_operator.plan.profile import last_words, outcome, request_status
+from penstock_operator.plan.profile import last_message, outcome, request_status
 
 NOW_S = 1_000_000_000.0
 LINES = (
@@ -53,11 +53,11 @@ def told(found_job, *pods, result=None):
 
 def test_a_job_under_way():
     """It starts, runs, fails to start, tries again."""
-    assert told(job()) == (ProfilePhase.PROFILING, "Starting", "Job fast-profile starts its pod")
+    assert told(job()) == (ProfilePhase.PROFILING, "Starting", "Job fast-profile is starting its pod")
     running = pod({"running": {"startedAt": "2001-09-09T01:46:35Z"}}, nodeName="n")
     assert told(job(active=1), running)[1:] == (
         "Profiling",
-        "Job fast-profile measures; see kubectl logs job/fast-profile",
+        "Job fast-profile is measuring; see kubectl logs job/fast-profile",
     )
     pulling = pod(
         {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}, "Pending", nodeName="n"
@@ -75,8 +75,8 @@ def test_a_job_under_way():
     ("reason", "remedy"),
     [
         ("DeadlineExceeded", "raise timeoutSeconds, or measure fewer sizes"),
-        ("BackoffLimitExceeded", "correct what it says"),
-        ("SomethingNew", "correct what it says"),
+        ("BackoffLimitExceeded", "correct the reported problem"),
+        ("SomethingNew", "correct the reported problem"),
     ],
 )
 def test_a_failed_job_says_why_and_what_to_do(reason, remedy):
@@ -91,11 +91,11 @@ def test_a_failed_job_says_why_and_what_to_do(reason, remedy):
 def test_last_words_are_the_newest_pods():
     """Of several tries the last; what is said is cut from the front; nothing known is said too."""
     early, late = ended(1, "early", at="2001-09-09T01:00:00Z"), ended(1, "x" * 5000 + " the end")
-    assert last_words([late, early]).endswith("the end")
-    assert len(last_words([late])) < 900
-    assert last_words([]) == "no pod of it left a word"
-    assert last_words([ended(137, reason="OOMKilled")]).startswith("its container was OOMKilled")
-    assert last_words([ended(3)]) == "exit code 3"
+    assert last_message([late, early]).endswith("the end")
+    assert len(last_message([late])) < 900
+    assert last_message([]) == "no failed pod of the Job exists any more"
+    assert last_message([ended(137, reason="OOMKilled")]).startswith("its container was OOMKilled")
+    assert last_message([ended(3)]) == "exit code 3"
 
 
 def test_a_completed_job_with_its_result():

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.api import Role
-from penstock_operator.plan.rollout import RolloutView, held_rollouts, rollout_view, unavailable
+from penstock_operator.plan.rollout import RolloutView, rollout_view, unavailable, waiting_rollouts
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ STUCK = view(DECODE, rolling=True, stuck=True, message="too slow")
 )
 def test_one_worker_service_rolls_at_a_time(changed, views, expected):
     """Decode first; a rolling one may be corrected; with nothing served there is no ratio to keep."""
-    assert held_rollouts(changed, views) == expected
+    assert waiting_rollouts(changed, views) == expected
 
 
 def test_a_number_that_the_controller_has_not_seen_is_no_rollout():

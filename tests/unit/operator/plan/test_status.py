@@ -65,11 +65,9 @@ def test_a_graph_at_rest():
         ConditionResult(DEGRADED, False, "Healthy", "all pods are healthy"),
         ConditionResult(PROGRESSING, False, "Stable", "all services match the spec"),
         ConditionResult(READY, True, "Serving", serving),
-        ConditionResult(RECONCILING, False, "Stable", "the newest specification is carried out"),
+        ConditionResult(RECONCILING, False, "Stable", "the newest specification is applied"),
         ConditionResult(SCHEDULABLE, True, "Scheduled", "every pod has a node"),
-        ConditionResult(
-            STALLED, False, "NotStalled", "nothing keeps the specification from being carried out"
-        ),
+        ConditionResult(STALLED, False, "NotStalled", "the specification can be applied"),
     )
 
 
@@ -93,7 +91,7 @@ def test_ready_needs_every_role(names, reason, message):
 def test_a_graph_without_router_is_ready_with_its_workers():
     """Requests come through a router of the user's own, which the message says."""
     facts = StatusInput(1, {"w": service(Role.AGGREGATED, 1)})
-    words = "the graph declares no router, so requests have to come through one of your own"
+    words = "the graph declares no router, so requests need a router of your own"
     assert results(facts)[READY] == (True, "Serving", f"ready replicas: aggregated 1; {words}")
     facts = StatusInput(1, {"w": service(Role.AGGREGATED, 0)})
     assert results(facts)[READY] == (False, "NoReadyWorker", "no ready replica of aggregated")
@@ -130,8 +128,8 @@ def leaving(number):
     [
         ({"rolling": True}, "RollingOut", "decode: rolls out"),
         ({"hold_reason": "waits for prefill"}, "Scaling", "decode: waits for prefill"),
-        (leaving(1), "Draining", "decode: 1 of its replicas is leaving"),
-        (leaving(2), "Draining", "decode: 2 of its replicas are leaving"),
+        (leaving(1), "Draining", "decode: 1 of its replicas is draining or terminating"),
+        (leaving(2), "Draining", "decode: 2 of its replicas are draining or terminating"),
         ({"target": 3}, "Scaling", "decode: 2 of 3 replicas are ready"),
         ({"desired": 3}, "Scaling", "decode: scaling to 2 replicas"),
         ({"target": 1}, "Scaling", "decode: scaling to 1 replicas"),
@@ -161,7 +159,7 @@ def test_the_budget_is_judged_by_what_exists():
     """Over, within, or none at all."""
     over = "3 GPUs are in use, the budget is 2; no new workers start until enough workers exit"
     assert results(replace(REST, budget=2))[BUDGET_RESPECTED] == (False, "OverBudget", over)
-    none = "3 GPUs are in use; there is no ceiling"
+    none = "3 GPUs are in use; there is no limit"
     assert results(replace(REST, budget=None))[BUDGET_RESPECTED] == (True, "NoBudget", none)
 
 
@@ -332,7 +330,7 @@ def test_an_adapters_status():
     same = {"status": "False", "lastTransitionTime": "now", "observedGeneration": 4}
     within = {"reason": "WithinBounds", "message": "the requested number is within the bounds"}
     limited = {"type": "ScalingLimited", **within, **same}
-    refused = {"type": "ReplicaFailure", "reason": "PodsCreated", "message": "no pod is refused", **same}
+    refused = {"type": "ReplicaFailure", "reason": "PodsCreated", "message": "no pod was rejected", **same}
     assert found == {**numbers, "conditions": [limited, refused]}
     AdapterStatus.model_validate(found)
     limited = adapter_status(
@@ -340,5 +338,5 @@ def test_an_adapters_status():
     )
     assert [(each["status"], each["reason"], each["message"]) for each in limited["conditions"]] == [
         ("True", "TooManyReplicas", "m"),
-        ("False", "PodsCreated", "no pod is refused"),
+        ("False", "PodsCreated", "no pod was rejected"),
     ]

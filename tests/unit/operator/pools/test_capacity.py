@@ -61,7 +61,7 @@ def test_nodes_that_take_no_pods_are_left_out_and_named():
         ([node("a", None)], "none of the 1 nodes offers the resource"),
         (
             [node("a", 8, ready="False"), node("b", 8, ready="Unknown")],
-            "all 2 nodes are NotReady, as if the network were cut",
+            "all 2 nodes are NotReady, which suggests a network failure",
         ),
     ],
 )
@@ -120,7 +120,7 @@ def test_the_sentence_names_both_numbers_and_what_to_do():
     """A condition's text."""
     assert quota_problems([quota("4")], GPU, 8) == [
         (
-            "ResourceQuota team allows 4 nvidia.com/gpu, fewer than the pool's 8, so granted workers are refused; raise it or lower "
+            "ResourceQuota team allows 4 nvidia.com/gpu, fewer than the pool's 8, so workers within the grant are rejected; raise it or lower "
             "spec.gpus"
         )
     ]
@@ -131,7 +131,7 @@ def test_a_clusters_pool_is_compared_with_what_it_guarantees_in_each_namespace()
     assert quota_problems([quota("4")], GPU, 3, namespace="b") == []
     assert quota_problems([quota("4")], GPU, 6, namespace="a") == [
         (
-            "ResourceQuota a/team allows 4 nvidia.com/gpu, fewer than the 6 guaranteed to graphs there, so granted workers are "
-            "refused; raise it or lower guaranteedGpus"
+            "ResourceQuota a/team allows 4 nvidia.com/gpu, fewer than the 6 guaranteed to graphs there, so workers within the grant are "
+            "rejected; raise it or lower guaranteedGpus"
         )
     ]

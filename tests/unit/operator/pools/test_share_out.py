@@ -336,7 +336,7 @@ def test_what_is_wrong_beside_the_graphs_is_said():
     )
     assert list(problems_of(observed, share_out(observed))) == [
         "graph b belongs to GpuPool old, which is older; change one of them so that only one matches it",
-        "graph c has planner.enabled false, so no budget; enable it, or let no entry match it",
+        "graph c has planner.enabled: false and therefore no GPU budget; enable it, or change the entries so that none matches it",
     ]
 
 

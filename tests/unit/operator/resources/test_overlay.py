@@ -112,7 +112,7 @@ def test_overlay(patch, path, value):
         ({"spec": {"containers": ["x"]}}, r"p.spec.containers\[0\]: is not a map"),
         ({"spec": {"containers": [{"image": "x"}]}}, r"p.spec.containers\[0\]: has no name; give it one"),
         ({"spec": {"containers": [{"name": []}]}}, r"p.spec.containers\[0\]: has no name; give it one"),
-        ({"spec": {"volumes": [{"name": "a", "$patch": "retain"}]}}, "'retain' is none of delete"),
+        ({"spec": {"volumes": [{"name": "a", "$patch": "retain"}]}}, "'retain' must be one of delete"),
         ({"spec": {"$retainKeys": ["a"]}}, r"p.spec: \$retainKeys is not supported"),
         ({"spec": {"tolerations": [{"key": "a", "$patch": "delete"}]}}, r"p.spec.tolerations: has \$patch"),
     ],
