@@ -41,7 +41,6 @@ LARGE_READ_BYTES: Final = 4096
 
 _ID: Final = "I"
 """Of an array of ids: 32 bits each."""
-_MAX_ID: Final = 2**32 - 1
 PROMPT_IDS: Final = "prompt_token_ids"
 _TEXT_KEYS: Final = frozenset(
     {"role", "content", "index", "logprobs", "finish_reason", "stop_reason", "text", "token_ids", PROMPT_IDS}
@@ -455,9 +454,12 @@ def _check(is_known: bool) -> None:  # noqa: FBT001 - the one thing it takes
         raise _NotResumable(UNKNOWN)
 
 
-def _checked_ids(ids: list[Any]) -> list[int]:
-    _check(not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= _MAX_ID))
-    return ids
+def _checked_ids(ids: list[Any]) -> array[int]:
+    _check(set(map(type, ids)) <= {int})
+    try:
+        return array(_ID, ids)
+    except OverflowError:
+        raise _NotResumable(UNKNOWN) from None
 
 
 def _logprob_count(choice: dict[str, Any]) -> int:
