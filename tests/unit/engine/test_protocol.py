@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.core.requests import EngineRole
-from penstock.engine.serve.fields import REFUSED, ChatFields, RequestError, ResponseFields
-from penstock.engine.serve.protocol import WORDS, Api, find_stop, parse, words
+from penstock.engine.serve.fields import REFUSED, ChatFields, RequestError
+from penstock.engine.serve.protocol import Api, parse
+from penstock.engine.serve.response_fields import ResponseFields
 from penstock.engine.serve.settings import ServeFlags, resolve
+from penstock.engine.serve.words import WORDS, find_stop, words
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def settings_of():
 
 def completion(settings, **fields):
     """Parse a completion."""
-    return parse(json.dumps({"prompt": "abcdefgh", **fields}).encode(), settings, api=Api.COMPLETIONS)
+    return parse(json.dumps({"prompt": "abcdefgh", **fields}).encode(), settings, api=Api.COMPLETIONS)[0]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_chat_counts_rendered_messages(settings):
         ],
         "ignore_eos": True,
     }
-    call = parse(json.dumps(body).encode(), settings, api=Api.CHAT)
+    call = parse(json.dumps(body).encode(), settings, api=Api.CHAT)[0]
     assert b"<|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|>" in call.prompt
     assert call.prompt.endswith(b"<|start_header_id|>assistant<|end_header_id|>\n\n")
     assert call.prompt_tokens == -(-len(call.prompt) // 4)
@@ -79,7 +81,7 @@ def test_output_is_cut_at_the_context(settings):
 def test_newer_limit_wins_in_chat(settings, fields, expected):
     """max_completion_tokens goes before max_tokens."""
     body = {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True, **fields}
-    assert parse(json.dumps(body).encode(), settings, api=Api.CHAT).output_tokens == expected
+    assert parse(json.dumps(body).encode(), settings, api=Api.CHAT)[0].output_tokens == expected
 
 
 def test_the_model_ends_by_itself_reproducibly(settings):
@@ -178,7 +180,7 @@ def test_refusals(settings, fields, status, message):
 def test_bodies_that_are_no_object(settings, body):
     """Malformed JSON and other JSON are refused alike."""
     with pytest.raises(RequestError, match="JSON"):
-        parse(body, settings, api=Api.COMPLETIONS)
+        parse(body, settings, api=Api.COMPLETIONS)[0]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_bodies_that_are_no_object(settings, body):
 def test_messages_that_cannot_be_rendered(settings, messages):
     """Only roles with text are messages."""
     with pytest.raises(RequestError, match="messages"):
-        parse(json.dumps({"messages": messages}).encode(), settings, api=Api.CHAT)
+        parse(json.dumps({"messages": messages}).encode(), settings, api=Api.CHAT)[0]
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -220,7 +222,7 @@ def refused(settings_of):
 
     def refuse(api=Api.COMPLETIONS, role=EngineRole.AGGREGATED, **fields):
         try:
-            parse(json.dumps({**BODIES[api], **fields}).encode(), settings_of(role), api=api)
+            parse(json.dumps({**BODIES[api], **fields}).encode(), settings_of(role), api=api)[0]
         except RequestError as error:
             return error
         return None
@@ -344,7 +346,7 @@ def test_what_asks_for_nothing_more_is_answered(refused, api, fields):
 def test_tools_are_part_of_the_prompt(settings_of):
     """As a template writes them: they count as tokens, and come first."""
     body = json.dumps({**CHAT, "tools": [TOOL]}).encode()
-    call = parse(body, settings_of(EngineRole.AGGREGATED), api=Api.CHAT)
+    call = parse(body, settings_of(EngineRole.AGGREGATED), api=Api.CHAT)[0]
 
     assert call.prompt.startswith(b'<|start_header_id|>system<|end_header_id|>\n\n[{"type":"function"')
 
@@ -364,7 +366,7 @@ def test_what_is_too_deep_to_be_written_again_is_refused(settings_of, api, field
     body = json.dumps({**BODIES[api], **fields}).replace('"NESTED"', "[" * 300 + "]" * 300).encode()
 
     with pytest.raises(RequestError, match=r"cannot be rendered|metadata.deep: "):
-        parse(body, settings_of(EngineRole.AGGREGATED), api=api)
+        parse(body, settings_of(EngineRole.AGGREGATED), api=api)[0]
 
 
 SALT = 7

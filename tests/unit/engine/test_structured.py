@@ -104,7 +104,7 @@ def answered(api=Api.CHAT, **fields):
     """Return a call and how its answer is encoded."""
     body = {"model": "llama", "max_tokens": 400, **fields}
     body |= {"messages": [{"role": "user", "content": "Hi"}]} if api is Api.CHAT else {"prompt": "Hi"}
-    call = parse(orjson.dumps(body), SETTINGS, api=api)
+    call = parse(orjson.dumps(body), SETTINGS, api=api)[0]
     reason = FinishReason.STOP if call.ends_by_stop else FinishReason.LENGTH
     return call, CompletionFormat(call, "r", 0), reason, Finished(call.output_tokens, reason, 0)
 
@@ -179,7 +179,7 @@ def said(api, *turns, **fields):
     given = {"input": items[0] if len(items) == 1 else items} if api is Api.RESPONSES else {"messages": roles}
     limit = "max_output_tokens" if api is Api.RESPONSES else "max_tokens"
     body = {"model": "llama", limit: 400, "tools": FUNCTIONS[api], **given, **fields}
-    call = parse(orjson.dumps(body), SETTINGS, api=api)
+    call = parse(orjson.dumps(body), SETTINGS, api=api)[0]
     reason = FinishReason.STOP if call.ends_by_stop else FinishReason.LENGTH
     done = Finished(call.output_tokens, reason, 0)
     made = FORMATS[api](call, "resp_r", 0)

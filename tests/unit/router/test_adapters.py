@@ -7,8 +7,9 @@ from penstock.api import GraphSpec, Role
 from penstock.api.enums import Environment, Tier
 from penstock.core.errors import ConfigError
 from penstock.engine.core.kv_blocks import prefix_keys
-from penstock.engine.serve.protocol import Api, adapter_seed, parse
+from penstock.engine.serve.protocol import Api, parse
 from penstock.engine.serve.settings import ServeFlags, resolve
+from penstock.engine.serve.words import adapter_seed
 from penstock.router.proxy.completion import RequestRefused, parse_completion
 from penstock.router.proxy.prefix import read_prompt
 from penstock.runtimes import RuntimeContext, runtime_of
@@ -99,7 +100,9 @@ def test_a_simulated_adapter_answers_in_its_own_words_with_its_own_cache():
     settings = resolve(ServeFlags("llama", lora_modules=("sql=/adapters/sql",)))
 
     def answer(model):
-        return parse(orjson.dumps({"model": model, "prompt": "abcdefgh" * 32}), settings, api=Api.COMPLETIONS)
+        return parse(
+            orjson.dumps({"model": model, "prompt": "abcdefgh" * 32}), settings, api=Api.COMPLETIONS
+        )[0]
 
     base, sql = answer("llama"), answer("sql")
     assert (base.adapter, sql.adapter) == (None, "sql")

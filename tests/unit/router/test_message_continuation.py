@@ -28,7 +28,7 @@ def answer(path: str, body: bytes, serial: int) -> bytes:
     """Return the whole stream of a worker."""
     if path != PATH:
         return answer_to(path, body, serial)
-    call = parse(body, SETTINGS, api=Api.MESSAGES)
+    call = parse(body, SETTINGS, api=Api.MESSAGES)[0]
     made = MessageFormat(call, f"msg-{serial}", 0)
     reason = FinishReason.STOP if call.ends_by_stop else FinishReason.LENGTH
     texts = call.texts(0, call.output_tokens)

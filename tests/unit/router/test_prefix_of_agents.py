@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.core.kv_blocks import prefix_keys
-from penstock.engine.serve.protocol import Api, adapter_seed, parse
+from penstock.engine.serve.protocol import Api, parse
 from penstock.engine.serve.settings import ServeFlags, resolve
+from penstock.engine.serve.words import adapter_seed
 from penstock.router.policy.prefixes import BLOCK_BYTES, MEDIA_BYTES
 from penstock.router.proxy.completion import parse_completion
 from penstock.router.proxy.prefix import read_prompt
@@ -127,7 +128,7 @@ BLOCK_TOKENS = 4
 
 def engine_keys(fields):
     """Return the hashes of a simulated worker's blocks of a chat's prompt."""
-    call = parse(orjson.dumps({"model": "llama", "max_tokens": 1} | fields), SETTINGS, api=Api.CHAT)
+    call = parse(orjson.dumps({"model": "llama", "max_tokens": 1} | fields), SETTINGS, api=Api.CHAT)[0]
     return prefix_keys(call.prompt, BLOCK_TOKENS, seed=adapter_seed(call.adapter))
 
 

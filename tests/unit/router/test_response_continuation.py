@@ -30,7 +30,7 @@ INPUTS = [
 
 def answer_to(_path, body, serial):
     """Return the whole stream that a worker answers, under an id of its own."""
-    call = parse(body, SETTINGS, api=Api.RESPONSES)
+    call = parse(body, SETTINGS, api=Api.RESPONSES)[0]
     made = ResponseFormat(call, f"resp_{serial}", 1_700_000_000 + serial)
     reason = FinishReason.STOP if call.ends_by_stop else FinishReason.LENGTH
     texts = call.texts(0, call.output_tokens)
@@ -82,7 +82,7 @@ def test_a_response_goes_on_again_and_again(breaks, limit, has_stop):
     """Each worker says some tokens more: one number follows the other from seam to seam, and usage is that of all."""
     body = ASKED | {"input": INPUTS[0], "max_output_tokens": 28 + limit}
     if has_stop:
-        words = parse(orjson.dumps(body), SETTINGS, api=Api.RESPONSES).text(48)
+        words = parse(orjson.dumps(body), SETTINGS, api=Api.RESPONSES)[0].text(48)
         body["stop"] = [words[105:112]]
     request = parse_completion("/v1/responses", b"application/json", orjson.dumps(body), model="llama")
     kept = StreamRecord(request, RecordedBytes())

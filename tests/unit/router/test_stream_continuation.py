@@ -41,7 +41,7 @@ STREAMED = {
 
 def answer_to(path: str, body: bytes, serial: int) -> bytes:
     """Return the whole stream that a worker answers, under an id of its own."""
-    call = parse(body, SETTINGS, api=APIS[path])
+    call = parse(body, SETTINGS, api=APIS[path])[0]
     made = CompletionFormat(call, f"answer-{serial}", 1_700_000_000 + serial)
     reason = FinishReason.STOP if call.ends_by_stop else FinishReason.LENGTH
     texts = call.texts(0, call.output_tokens)
@@ -139,7 +139,7 @@ async def test_a_stream_is_the_same_wherever_its_worker_breaks_off(served, path,
     speakers, router = served
     more = {}
     if has_stop:
-        whole = parse(orjson.dumps(STREAMED | ASKED[path]), SETTINGS, api=APIS[path]).text(24)
+        whole = parse(orjson.dumps(STREAMED | ASKED[path]), SETTINGS, api=APIS[path])[0].text(24)
         more = {"stop": [whole[49:57]]}
     expected = read(await asked(router, path, **more))
     assert expected["reasons"] == ["stop" if has_stop else "length"]
@@ -285,7 +285,7 @@ async def test_a_tool_call_that_has_begun_is_not_taken_up(served):
 
 def with_ids(path: str, body: bytes, serial: int) -> bytes:
     """Return a stream as of vLLM under ``return_token_ids``; each fourth token shows nothing before the next, as half a character."""
-    prompt, held, shown = parse(without_ids(body), SETTINGS, api=APIS[path]).prompt, "", []
+    prompt, held, shown = parse(without_ids(body), SETTINGS, api=APIS[path])[0].prompt, "", []
     for number, event in enumerate(EventSplitter().feed(answer_to(path, without_ids(body), serial))):
         data = payload(event)
         chunk = orjson.loads(data) if data.startswith(b"{") else {"choices": []}

@@ -14,7 +14,8 @@ import orjson
 from penstock.core.http.sse import DONE
 from penstock.core.simulated_tokens import BYTES_PER_TOKEN, token_ids
 from penstock.engine.core.requests import FinishReason
-from penstock.engine.serve.protocol import WORDS, Api, EngineCall, Usage
+from penstock.engine.serve.protocol import Api, EngineCall, Usage
+from penstock.engine.serve.words import WORDS
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 """Content type of streamed responses."""

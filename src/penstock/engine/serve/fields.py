@@ -1,4 +1,6 @@
-"""Reads a request's JSON as vLLM does: its fields and the prompt that results; invalid requests raise `RequestError`. Pure.
+"""Reads completion and chat requests as vLLM does: fields and the resulting prompt; invalid requests raise `RequestError`. Pure.
+
+The fields of other APIs, which are built on these, are in `message_fields` and `response_fields`.
 
 Fields without effect on the simulation (temperature, penalties) are validated and ignored. Fields that would change
 the response and cannot be simulated (several prompts, guided decoding by a grammar) are refused.
@@ -57,6 +59,21 @@ class Fields(BaseModel):
 _Model = TypeVar("_Model", bound=Fields)
 
 
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in a request's body.
+
+    Raises:
+        RequestError: The body is not a JSON object.
+    """
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as exc:
+        raise RequestError(f"The body is not valid JSON: {exc}") from exc
+    if not isinstance(fields, dict):
+        raise RequestError("The body must be a JSON object.")
+    return fields
+
+
 def read_fields(model: type[_Model], given: Mapping[str, Any]) -> _Model:
     """Return the validated fields of a request; null counts as absent.
 
@@ -113,7 +130,7 @@ MAX_CHOICES: Final = 128
 
 _INT64: Final = 2**63
 _OMIT: Final = "leave it out."
-_UNGUIDED: Final = "its words follow no grammar; ask for text."
+_UNGUIDED: Final = "its words follow no grammar; send response_format for JSON of a schema."
 _UNSTORED: Final = "it stores no responses; send the whole input."
 REFUSED: Final[Mapping[str, str]] = {
     "prompt_logprobs": _OMIT,
@@ -139,7 +156,8 @@ REFUSED: Final[Mapping[str, str]] = {
 }
 """Fields that would change the response and are refused, each with a remedy."""
 
-_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+"""Type of a stop string."""
 _Bias = Annotated[float, Field(ge=-100, le=100)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 
@@ -194,7 +212,7 @@ class SamplingFields(Fields):
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     best_of: int = Field(default=1, ge=1, le=1)
     seed: int = Field(default=0, ge=-_INT64, lt=_INT64)
-    stop: Annotated[list[_Stop], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = (
+    stop: Annotated[list[Stop], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = (
         Field(default=[], max_length=MAX_STOPS)
     )
     include_stop_str_in_output: bool = False
@@ -263,14 +281,16 @@ class CompletionFields(SamplingFields):
         return self.logprobs
 
 
-class _Part(Fields):
+class Part(Fields):
+    """One part of a message: text."""
+
     text: str
 
 
 _MEDIA: Final = {"image": "images", "audio": "audio", "video": "videos", "file": "files", "document": "files"}
 
 
-def _check_media(parts: Any) -> Any:
+def check_media(parts: Any) -> Any:
     """Refuse parts that are not text, as vLLM does for text-only models."""
     for part in parts if isinstance(parts, list) else ():
         kind = str(part.get("type")) if isinstance(part, dict) else ""
@@ -281,24 +301,33 @@ def _check_media(parts: Any) -> Any:
 
 
 def _as_parts(said: Any) -> Any:
-    return [{"text": said}] if isinstance(said, str) else _check_media(said)
+    return [{"text": said}] if isinstance(said, str) else check_media(said)
 
 
-class _Message(Fields):
+class Message(Fields):
+    """One message of a chat.
+
+    Attributes:
+        role: Who has said it.
+        content: Its parts; None if it consists of calls of tools only.
+        tool_calls: Its calls of tools.
+        status: Whether it is complete, in OpenAI's Responses API.
+    """
+
     role: str
-    content: Annotated[list[_Part] | None, BeforeValidator(_as_parts)] = None
+    content: Annotated[list[Part] | None, BeforeValidator(_as_parts)] = None
     tool_calls: list[Any] | None = None
     status: str | None = None
 
 
-def _render(
-    messages: Sequence[_Message], tools: list[Any], *, asks_for_answer: bool = True, goes_on: bool = False
+def render_chat(
+    messages: Sequence[Message], tools: list[Any], *, asks_for_answer: bool = True, goes_on: bool = False
 ) -> bytes:
     """Render messages in Llama 3's format, so that equal prefixes are equal bytes; ``goes_on`` leaves the last message open."""
-    parts = [_block("system", _json("tools", tools))] if tools else []
+    parts = [_block("system", as_json("tools", tools))] if tools else []
     for message in messages:
         said = "".join(part.text for part in message.content or ())
-        calls = _json("tool_calls", message.tool_calls) if message.tool_calls else ""
+        calls = as_json("tool_calls", message.tool_calls) if message.tool_calls else ""
         parts.append(_block(message.role, said + calls))
     if goes_on:
         parts[-1] = parts[-1].removesuffix(_END)
@@ -314,7 +343,8 @@ def _block(role: str, content: str) -> str:
     return f"<|start_header_id|>{role}<|end_header_id|>\n\n{content}{_END}"
 
 
-def _json(name: str, value: Any) -> str:
+def as_json(name: str, value: Any) -> str:
+    """Return a value as JSON, which ``name`` names in the error if it is nested too deeply."""
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError as exc:
@@ -326,16 +356,11 @@ class _FunctionName(Fields):
     name: str
 
 
-class _NamedTool(Fields):
+class NamedTool(Fields):
+    """The function that a response must call."""
+
     type: Literal["function"]
     function: _FunctionName
-
-
-def _as_named_tool(choice: Any) -> Any:
-    """Return the ``tool_choice`` of a Responses request as a chat's, which has the name under ``function``."""
-    if isinstance(choice, dict) and "name" in choice:
-        return {"type": choice.get("type"), "function": {"name": choice["name"]}}
-    return choice
 
 
 class ChatFields(SamplingFields):
@@ -349,9 +374,9 @@ class ChatFields(SamplingFields):
     )
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=_MAX_LOGPROBS)
-    messages: list[_Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1)
     tools: list[dict[str, Any]] = Field(default=[])
-    tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -370,7 +395,7 @@ class ChatFields(SamplingFields):
     @property
     def choice_of_tools(self) -> ToolChoice:
         """The request's choice of tools; the model decides if the request does not say."""
-        if isinstance(self.tool_choice, _NamedTool):
+        if isinstance(self.tool_choice, NamedTool):
             return ToolChoice(ToolRule.NAMED, self.tool_choice.function.name)
         return ToolChoice(ToolRule(self.tool_choice or ToolRule.AUTO))
 
@@ -388,178 +413,9 @@ class ChatFields(SamplingFields):
     @property
     def prompt(self) -> bytes:
         """The messages rendered as the model's prompt."""
-        return _render(
+        return render_chat(
             self.messages,
             self.tools,
             asks_for_answer=self.add_generation_prompt,
             goes_on=self.continue_final_message,
         )
-
-
-class _Block(Fields):
-    """A content block of a message in Anthropic's API."""
-
-    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
-    text: str = ""
-    thinking: str = ""
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] = Field(default={})
-    content: str | list[dict[str, Any]] = ""
-
-    def as_text(self) -> str:
-        """Return the block as text for the model; tool uses and results become JSON."""
-        if self.type == "tool_use":
-            return _json("messages", {"name": self.name, "input": self.input})
-        if self.type == "tool_result":
-            return self.content if isinstance(self.content, str) else _json("messages", self.content)
-        return self.text or self.thinking
-
-
-_Blocks = Annotated[
-    list[_Block],
-    BeforeValidator(
-        lambda said: [{"type": "text", "text": said}] if isinstance(said, str) else _check_media(said)
-    ),
-]
-
-
-class _Said(Fields):
-    role: Literal["user", "assistant", "system"]
-    content: _Blocks
-
-
-class _ToolChoice(Fields):
-    type: Literal["auto", "none", "any", "tool"]
-    name: str | None = None
-    disable_parallel_tool_use: bool = False
-
-    @model_validator(mode="after")
-    def _has_name(self) -> Self:
-        if self.type == "tool" and self.name is None:
-            raise ValueError("type tool needs the name of a tool")
-        return self
-
-
-_MESSAGE_RULES: Final = {"any": ToolRule.REQUIRED, "tool": ToolRule.NAMED}
-"""Types of Anthropic's ``tool_choice`` that have another name here."""
-
-
-class CountFields(Fields):
-    """Fields of a request in Anthropic's API to count tokens."""
-
-    model: str | None = None
-    messages: list[_Said] = Field(min_length=1)
-    system: _Blocks = Field(default=[])
-    tools: list[dict[str, Any]] = Field(default=[])
-    tool_choice: _ToolChoice | None = None
-
-    @property
-    def prompt(self) -> bytes:
-        """The messages rendered as the model's prompt."""
-        said = [*([_Said(role="system", content=self.system)] if self.system else []), *self.messages]
-        chat = [
-            _Message(role=each.role, content=[_Part(text=block.as_text()) for block in each.content])
-            for each in said
-        ]
-        return _render(chat, self.tools)
-
-
-class MessageFields(CountFields, SamplingFields):
-    """Fields of a message request in Anthropic's API, in which ``max_tokens`` is required."""
-
-    model: str | None = None
-    max_tokens: int = Field(ge=1)
-    n: int = Field(default=1, ge=1, le=1)
-    stop: list[_Stop] = Field(default=[], max_length=MAX_STOPS, validation_alias="stop_sequences")
-    thinking: dict[str, Any] = Field(default={})
-    metadata: dict[str, Any] = Field(default={})
-
-    @property
-    def choice_of_tools(self) -> ToolChoice:
-        """The request's choice of tools; the model decides if the request does not say."""
-        choice = self.tool_choice
-        if choice is None:
-            return ToolChoice(ToolRule.AUTO)
-        return ToolChoice(_MESSAGE_RULES.get(choice.type) or ToolRule(choice.type), choice.name)
-
-    @property
-    def functions(self) -> list[Tool]:
-        """The functions that the response may call."""
-        return tools_of(self.tools, "input_schema")
-
-    @property
-    def user_text(self) -> str | None:
-        """Text of the last message if it is the user's and contains no tool result; None otherwise."""
-        last = self.messages[-1]
-        if last.role != "user" or any(block.type == "tool_result" for block in last.content):
-            return None
-        return "".join(block.text for block in last.content)
-
-
-def _as_message(item: Any) -> Any:
-    """Return an item of a Responses request as a chat message."""
-    kind = item.get("type", "message") if isinstance(item, dict) else "message"
-    if kind == "function_call":
-        return {"role": "assistant", "tool_calls": [item]}
-    if kind == "function_call_output":
-        return {"role": "tool", "content": item.get("output")}
-    if kind != "message":
-        raise ValueError("must be a message, a function_call or a function_call_output")
-    return item
-
-
-def _as_items(said: Any) -> Any:
-    return [{"role": "user", "content": said}] if isinstance(said, str) else said
-
-
-class _TextFormat(Fields):
-    """Format of the text of a response: a schema comes next to the type, and not within ``json_schema``."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
-
-    @model_validator(mode="after")
-    def _has_schema(self) -> Self:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise ValueError("json_schema needs a schema")
-        return self
-
-
-class _Text(Fields):
-    format: _TextFormat | None = None
-
-
-class ResponseFields(ChatFields):
-    """Fields of a request in OpenAI's Responses API. Clients always request encrypted reasoning, but the response has none."""
-
-    max_tokens: int | None = Field(default=None, ge=1, validation_alias="max_output_tokens")
-    top_logprobs: int = Field(default=0, ge=0, le=0)
-    n: int = Field(default=1, ge=1, le=1)
-    tool_choice: Annotated[
-        Literal["none", "auto", "required"] | _NamedTool | None, BeforeValidator(_as_named_tool)
-    ] = None
-    messages: Annotated[
-        list[Annotated[_Message, BeforeValidator(_as_message)]], BeforeValidator(_as_items)
-    ] = Field(min_length=1, validation_alias="input")
-    instructions: str | None = None
-    text: _Text | None = None
-    include: list[Literal["reasoning.encrypted_content"]] = Field(default=[])
-    truncation: Literal["auto", "disabled"] = "disabled"
-    store: bool = True
-    reasoning: dict[str, Any] = Field(default={})
-
-    @property
-    def text_schema(self) -> dict[str, Any] | None:
-        """JSON schema that the text must satisfy; None if the text is free."""
-        shape = None if self.text is None else self.text.format
-        if shape is None or shape.type == "text":
-            return None
-        return shape.json_schema or {"type": "object"}
-
-    @property
-    def prompt(self) -> bytes:
-        """The instructions and messages rendered as the model's prompt; as in vLLM 0.32 a last message in progress is continued."""
-        head = [_Message(role="system", content=[_Part(text=self.instructions)])] if self.instructions else []
-        goes_on = self.messages[-1].status in {"in_progress", "incomplete"}
-        return _render([*head, *self.messages], self.tools, asks_for_answer=not goes_on, goes_on=goes_on)

@@ -23,7 +23,7 @@ from penstock.core.logs import get_logger
 from penstock.core.validation import findings
 from penstock.engine.core.lease import MAX_RANKS, HeartbeatSchedule, Read, reads_of
 from penstock.engine.serve.metrics import EngineMetrics
-from penstock.engine.serve.protocol import RemoteKv
+from penstock.engine.serve.remote_kv import RemoteKv
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.streams import Reply
 

@@ -5,81 +5,42 @@ Refusals are `RequestError`s, with vLLM's wording if clients may rely on it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
-import orjson
-import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from penstock.core.simulated_tokens import BYTES_PER_TOKEN, token_ids
 from penstock.engine.core.kv_blocks import count_tokens
-from penstock.engine.core.lease import MAX_RANKS
-from penstock.engine.core.requests import EngineRole
 from penstock.engine.serve.fields import (
     ChatFields,
     CompletionFields,
-    MessageFields,
     RequestError,
-    ResponseFields,
     SamplingFields,
     read_fields,
+    read_object,
     too_small,
 )
+from penstock.engine.serve.message_fields import MessageFields
+from penstock.engine.serve.remote_kv import RemoteKv, remote_of
+from penstock.engine.serve.response_fields import ResponseFields
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.structured import json_of
 from penstock.engine.serve.tool_calls import ToolCall, tool_call
 from penstock.engine.serve.tool_choice import ToolRule
+from penstock.engine.serve.words import (
+    adapter_seed,
+    find_stop,
+    natural_length,
+    said_before,
+    salt_of_prompt,
+    words,
+)
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Default of max_tokens for /v1/completions, as in OpenAI's API."""
-
-WORDS: tuple[bytes, ...] = tuple(
-    f" {first}{vowel}{last}".encode() for first in "bdfgklmp" for vowel in "aeio" for last in "lmnrstkd"
-)
-"""The simulated vocabulary: 256 words of 4 ASCII bytes, one token each."""
-_STRIDE: Final = 37
-"""Distance in the vocabulary between two consecutive words of a response. It is odd, so that all words occur before one repeats."""
-
-
-def words(salt: int, start: int, stop: int) -> list[bytes]:
-    """Return the output tokens from ``start`` (inclusive) to ``stop`` (exclusive) of a request as words.
-
-    ``salt`` is the number that selects the words (`EngineCall.salt`).
-    """
-    return [WORDS[(salt + position * _STRIDE) & 255] for position in range(start, stop)]
-
-
-_NUMBERS: Final = {word: number for number, word in enumerate(WORDS)}
-
-
-def said_before(prompt: bytes, salt_of: Callable[[bytes], int]) -> int:
-    """Return how many words at the end of a prompt are the first words of the response to the text before them.
-
-    So a prompt that is sent again with the first part of its response continues where that part ended, as a real
-    model does at temperature 0.
-
-    Args:
-        prompt: The prompt as bytes.
-        salt_of: Function that returns the salt of a prompt, the number that selects the words of its response.
-    """
-    most, expected = 0, None
-    for end in range(len(prompt), BYTES_PER_TOKEN - 1, -BYTES_PER_TOKEN):
-        number = _NUMBERS.get(prompt[end - BYTES_PER_TOKEN : end])
-        if number is None or expected not in {None, number}:
-            break
-        most, expected = most + 1, (number - _STRIDE) & 255
-    for said in range(most, 0, -1):
-        begin = len(prompt) - said * BYTES_PER_TOKEN
-        first = _NUMBERS[prompt[begin : begin + BYTES_PER_TOKEN]]
-        if begin and salt_of(prompt[:begin]) & 255 == first:
-            return said
-    return 0
 
 
 class Api(StrEnum):
@@ -111,35 +72,6 @@ class Usage(StrEnum):
     NONE = "none"
     LAST_EVENT = "last-event"
     EVERY_EVENT = "every-event"
-
-
-class RemoteKv(BaseModel):
-    """Location of a prompt's KV on another worker, from the ``kv_transfer_params`` of its response; a port may be a string.
-
-    Attributes:
-        engine_id: ID of the process that keeps the KV.
-        request_id: ID of the request at that process.
-        host: Host of that process.
-        port: Port of that process.
-        ranks: Number of GPUs that share the KV in that process (its tensor parallelism).
-        tokens: Number of the prompt's leading tokens whose KV is kept there; None means all.
-        cached_tokens: Number of prompt tokens that the prefill worker found in its own cache; None if unknown.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    engine_id: str = Field(min_length=1, alias="remote_engine_id")
-    request_id: str = Field(min_length=1, alias="remote_request_id")
-    host: str = Field(min_length=1, alias="remote_host")
-    port: int = Field(ge=1, le=65535, alias="remote_port")
-    ranks: int = Field(default=1, ge=1, le=MAX_RANKS, alias="tp_size")
-    tokens: int | None = Field(default=None, ge=0, alias="remote_num_tokens")
-    cached_tokens: int | None = Field(default=None, ge=0, alias="remote_prefill_cached_tokens")
-
-    def notify_url(self, scheme: str) -> str:
-        """Return the URL of that process for heartbeats and reads, with ``scheme`` ``http`` or ``https``."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{self.port}/kv/notify"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,21 +171,7 @@ class EngineCall:
         return b"".join(self.texts(0, tokens)).decode()
 
 
-def parse(body: bytes, settings: ServeSettings, *, api: Api) -> EngineCall:
-    """Parse a request body; return the first choice of the response (see `choices_of` for the others).
-
-    Args:
-        body: The body.
-        settings: Settings of the worker.
-        api: API of the request.
-
-    Raises:
-        RequestError: The request is refused.
-    """
-    return choices_of(body, settings, api=api)[0]
-
-
-def choices_of(body: bytes, settings: ServeSettings, *, api: Api) -> list[EngineCall]:
+def parse(body: bytes, settings: ServeSettings, *, api: Api) -> list[EngineCall]:
     """Parse a request body; return one call per choice (``n``) of the response.
 
     As in vLLM, the engine computes each choice as a request of its own with the same prompt. The choices differ as if their
@@ -280,7 +198,7 @@ def choices_of(body: bytes, settings: ServeSettings, *, api: Api) -> list[Engine
         )
     params = fields.kv_transfer_params
     hands_over = settings.engine.role.keeps and params.get("do_remote_decode") is True
-    remote = _remote_of(params, settings)
+    remote = remote_of(params, settings)
     if fields.n > 1 and (hands_over or remote is not None):
         raise RequestError("n must be 1 with a KV transfer, which is for one choice.", param="n")
     limit = _output_limit(fields, settings.longest_tokens(fields.priority), prompt_tokens)
@@ -329,7 +247,7 @@ def _with_response(
     """
     prompt, limit = call.prompt, call.output_tokens
     salt_of = partial(
-        _salt,
+        salt_of_prompt,
         worker_seed=adapter_seed(call.adapter, settings.flags.seed),
         seed=fields.seed,
         choice=call.choice,
@@ -337,7 +255,9 @@ def _with_response(
     said = said_before(prompt, salt_of)
     salt = salt_of(prompt[: len(prompt) - said * BYTES_PER_TOKEN])
     content, tool = _content(fields, salt)
-    natural = limit if runs_to_limit else max(1, _natural_length(salt, settings) - said)
+    natural = (
+        limit if runs_to_limit else max(1, natural_length(salt, settings.flags.mean_output_tokens) - said)
+    )
     tokens = min(max(natural, fields.min_tokens), limit)
     if content is not None:
         tokens = min(count_tokens(content), limit)
@@ -378,64 +298,6 @@ def _content(fields: SamplingFields, salt: int) -> tuple[bytes | None, ToolCall 
         return call.arguments, call
     param = "text.format" if isinstance(fields, ResponseFields) else "response_format"
     return json_of(schema, salt, param=param), None
-
-
-def adapter_seed(adapter: str | None, seed: int = 0) -> int:
-    """Return the seed from which the KV keys and the words of a LoRA adapter follow; for None, the base model, return ``seed``."""
-    return seed if adapter is None else xxhash.xxh3_64_intdigest(adapter.encode(), seed)
-
-
-def find_stop(
-    salt: int, strings: Sequence[str], tokens: int, *, min_tokens: int, said: int = 0
-) -> tuple[int, int, str] | None:
-    """Find the first stop string in the text of a response.
-
-    The text repeats after 256 tokens, so only that much of it is searched. A stop string counts from the token that
-    completes it, which can be the first one after ``min_tokens``.
-
-    Args:
-        salt: Salt of the request.
-        strings: Stop strings.
-        tokens: Maximum number of output tokens.
-        min_tokens: Minimum number of output tokens.
-        said: Number of the response's first words that are in the prompt already; the search starts after them.
-
-    Returns:
-        Number of tokens up to the end of the stop string, number of bytes of text before the stop string, and the stop
-        string; None if no stop string occurs.
-    """
-    longest = max(len(string.encode()) for string in strings)
-    most = min(tokens, min_tokens + len(WORDS) + longest // BYTES_PER_TOKEN + 2)
-    text = b"".join(words(salt, said, said + most))
-    found = []
-    for string in strings:
-        encoded = string.encode()
-        at = text.find(encoded, max(0, (min_tokens - 1) * BYTES_PER_TOKEN + 1 - len(encoded)))
-        if at >= 0:
-            found.append((-(-(at + len(encoded)) // BYTES_PER_TOKEN), at, string))
-    # If two strings end with the same token, the one that begins first cuts the text.
-    return min(found, default=None)
-
-
-def _salt(prompt: bytes, *, worker_seed: int, seed: int, choice: int) -> int:
-    # A prompt that was sent as token IDs has zero bytes at its end if its last token is incomplete.
-    salt = xxhash.xxh3_64_intdigest(prompt.rstrip(b"\0"), worker_seed)
-    return xxhash.xxh3_64_intdigest(f"{salt} {seed} {choice}".encode()) if seed or choice else salt
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a request's body.
-
-    Raises:
-        RequestError: The body is not a JSON object.
-    """
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as exc:
-        raise RequestError(f"The body is not valid JSON: {exc}") from exc
-    if not isinstance(fields, dict):
-        raise RequestError("The body must be a JSON object.")
-    return fields
 
 
 def check_model(model: str | None, settings: ServeSettings) -> None:
@@ -486,12 +348,6 @@ def _output_limit(fields: SamplingFields, longest: int, prompt_tokens: int) -> i
     return limit
 
 
-def _natural_length(salt: int, settings: ServeSettings) -> int:
-    """Return the length at which the simulated model ends by itself: geometrically distributed, and fixed by prompt and seed."""
-    uniform = (xxhash.xxh3_64_intdigest(salt.to_bytes(8, "little")) + 1) / 2**64
-    return max(1, math.ceil(-settings.flags.mean_output_tokens * math.log(uniform)))
-
-
 def _usage(fields: SamplingFields) -> Usage:
     options = fields.stream_options
     if options is not None and not fields.stream:
@@ -502,50 +358,3 @@ def _usage(fields: SamplingFields) -> Usage:
     if options is None or not options.include_usage:
         return Usage.NONE
     return Usage.EVERY_EVENT if options.continuous_usage_stats else Usage.LAST_EVENT
-
-
-def rejected_remote(body: bytes, settings: ServeSettings) -> RemoteKv | None:
-    """Return the KV that a refused request should have fetched; None if the request names no KV or cannot be read.
-
-    No other worker will fetch that KV, so its blocks can be released. Source: vLLM 0.32,
-    ``_with_kv_transfer_rejection_cleanup``.
-    """
-    if not settings.engine.role.fetches or b"do_remote_prefill" not in body:
-        return None
-    try:
-        params = read_object(body).get("kv_transfer_params")
-        return _remote_of(params, settings) if isinstance(params, dict) else None
-    except RequestError:
-        return None
-
-
-def _remote_of(params: Mapping[str, Any], settings: ServeSettings) -> RemoteKv | None:
-    """Return the KV to fetch: a prompt's from prefill, or the conversation so far from decode; None if there is none."""
-    role = settings.engine.role
-    if role.fetches and params.get("do_remote_prefill") is True:
-        return _remote(params, settings).model_copy(update={"tokens": None})
-    is_next_turn = params.get("do_remote_decode") is True and params.get("remote_block_ids")
-    if role is EngineRole.PREFILL and settings.is_bidirectional and is_next_turn:
-        remote = _remote(params, settings).model_copy(update={"cached_tokens": None})
-        return remote if remote.tokens else None
-    return None
-
-
-def _remote(params: Mapping[str, Any], settings: ServeSettings) -> RemoteKv:
-    try:
-        remote = RemoteKv.model_validate(params)
-    except ValidationError as exc:
-        first = exc.errors(include_url=False)[0]
-        raise RequestError(
-            "kv_transfer_params: a remote prompt needs remote_engine_id, remote_request_id, remote_host and "
-            f"remote_port, as the other worker's answer gave them; {first['loc'][0]}: {first['msg']}.",
-            param="kv_transfer_params",
-        ) from exc
-    own = settings.engine.ranks
-    if max(remote.ranks, own) % min(remote.ranks, own):
-        raise RequestError(
-            f"kv_transfer_params: tp_size {remote.ranks} and this worker's {own} cannot be joined; one must divide "
-            "the other.",
-            param="kv_transfer_params",
-        )
-    return remote

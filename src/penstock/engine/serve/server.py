@@ -28,6 +28,7 @@ from penstock.engine.serve.choices import ChoiceTally
 from penstock.engine.serve.fields import RequestError
 from penstock.engine.serve.message_answers import message_error
 from penstock.engine.serve.protocol import Api, EngineCall
+from penstock.engine.serve.remote_kv import rejected_remote
 from penstock.engine.serve.settings import ServeSettings
 from penstock.engine.serve.streams import Reply
 from penstock.engine.serve.trace import EngineTrace
@@ -208,9 +209,9 @@ class EngineServer:
             _refuse(request, responder, f"This worker is {self.state}.", headers)
             return
         try:
-            calls = protocol.choices_of(request.body, self.settings, api=api)
+            calls = protocol.parse(request.body, self.settings, api=api)
         except RequestError as exc:
-            remote = protocol.rejected_remote(request.body, self.settings)
+            remote = rejected_remote(request.body, self.settings)
             if remote is not None:
                 self.worker.reading.release(remote)
             responder.send(exc.status, _error_of(request, exc.body()), headers=headers)

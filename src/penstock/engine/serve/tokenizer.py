@@ -10,8 +10,9 @@ from pydantic import Field
 
 from penstock.core.http.anthropic import MESSAGES
 from penstock.core.simulated_tokens import BYTES_PER_TOKEN, token_ids
-from penstock.engine.serve.fields import ChatFields, CompletionFields, CountFields, Fields, read_fields
-from penstock.engine.serve.protocol import check_model, read_object
+from penstock.engine.serve.fields import ChatFields, CompletionFields, Fields, read_fields, read_object
+from penstock.engine.serve.message_fields import CountFields
+from penstock.engine.serve.protocol import check_model
 from penstock.engine.serve.settings import ServeSettings
 
 

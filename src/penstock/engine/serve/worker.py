@@ -22,9 +22,9 @@ from penstock.engine.core.timeline import Timeline
 from penstock.engine.serve.kv_publisher import KvPublisher
 from penstock.engine.serve.metrics import EngineMetrics, IgnoredNotification
 from penstock.engine.serve.notifications import KvReading, Notification
-from penstock.engine.serve.protocol import adapter_seed
 from penstock.engine.serve.settings import LoadFailurePolicy, ServeSettings
 from penstock.engine.serve.streams import Reply
+from penstock.engine.serve.words import adapter_seed
 
 log = get_logger(__name__)
 
