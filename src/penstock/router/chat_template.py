@@ -74,6 +74,9 @@ class ChatTemplate:
             "add_generation_prompt": body.get("add_generation_prompt", True),
             **(given if isinstance(given, dict) else {}),
         }
+        if (effort := body.get("reasoning_effort")) is not None:
+            # As in vLLM, for templates that think only if they are asked to.
+            values = {"enable_thinking": effort != "none", **values, "reasoning_effort": effort}
         try:
             return str(self._template.render(values))
         except Exception as exc:  # noqa: BLE001 - templates are programs: any error may come; the worker will say so

@@ -27,6 +27,7 @@ LLAMA = (
 PARTS = (
     "{% for message in messages %}{% for part in message.content %}[{{ part.text }}]{% endfor %}{% endfor %}"
 )
+EFFORT = "{{ reasoning_effort or None }}|{{ enable_thinking if enable_thinking is defined else None }}"
 USER = {"role": "user", "content": " Hi "}
 
 
@@ -40,6 +41,14 @@ def rendered(source, **body):
     [
         (LLAMA, {}, "<s><|user|>Hi<|eot|><|assistant|>"),
         (LLAMA, {"add_generation_prompt": False}, "<s><|user|>Hi<|eot|>"),
+        (EFFORT, {}, "None|None"),
+        (EFFORT, {"reasoning_effort": "high"}, "high|True"),
+        (EFFORT, {"reasoning_effort": "none"}, "none|False"),
+        (
+            EFFORT,
+            {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
+            "high|False",
+        ),
         (
             LLAMA,
             {"tools": [{"type": "function", "name": "größe"}]},
@@ -181,6 +190,34 @@ def test_a_response_is_a_chat(tmp_path):
 
     assert _keyed("/v1/responses", tmp_path, **asked) == expected
     assert _keyed("/v1/responses", tmp_path, **asked, tools=[{"type": "function"}]).tokens is None
+
+
+def test_options_and_special_tokens_of_a_response_are_in_its_tokens(tmp_path):
+    """As vLLM renders it; a message that asks for thoughts has a prompt that is not known here."""
+    write_model(tmp_path, RandomModel())
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{{ reasoning_effort }}{{ style }}{{ messages[0]['content'] }}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    begin, text = {"SpecialToken": {"id": "<|end|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    special = {"<|end|>": {"id": "<|end|>", "ids": [0], "tokens": ["<|end|>"]}}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [begin, text],
+        "pair": [begin, text, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": special,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+    options = {"reasoning": {"effort": "high"}, "chat_template_kwargs": {"style": "old"}}
+    asked = _keyed("/v1/responses", tmp_path, input="Hi", **options)
+    assert asked == _keyed("/v1/completions", tmp_path, prompt="higholdHi")
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"style": "old"}}
+    plain = _keyed("/v1/chat/completions", tmp_path, **chat, reasoning_effort="high")
+    assert plain.tokens == asked.tokens - 1
+    message = {"max_tokens": 1, "messages": chat["messages"]}
+    assert _keyed("/v1/messages", tmp_path, **message).tokens is not None
+    assert _keyed("/v1/messages", tmp_path, **message, output_config={"effort": "low"}).tokens is None
 
 
 def test_the_made_models_template_is_one():

@@ -296,10 +296,10 @@ EVENTS = (
 )
 
 
-def test_a_response_has_the_prefix_of_its_chat():
-    """So that a conversation finds its cache, however it is sent."""
+def test_a_response_has_one_prefix_however_its_messages_are_sent():
+    """That of a chat to which the engine adds special tokens, as vLLM does for this API."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "x" * 3000}]
-    chat = read_prompt(_parse({"model": "llama", "messages": messages}, CHAT))
+    chat = read_prompt(_parse({"model": "llama", "messages": messages, "add_special_tokens": True}, CHAT))
 
     for body in ({"input": messages}, {"input": "x" * 3000, "instructions": "Be brief."}):
         assert read_prompt(_parse({"model": "llama", **body}, RESPONSES)).chain == chat.chain

@@ -173,3 +173,33 @@ def test_special_tokens_that_the_engine_adds_or_omits_are_part_of_the_prefix(fie
     """They come first, and the text does not show them."""
     path = "completions" if "prompt" in fields else "chat/completions"
     assert shared(keys(path, **fields), keys(path, **fields, add_special_tokens="prompt" not in fields)) == 0
+
+
+def test_a_response_has_the_prefix_of_a_chat_that_gets_special_tokens():
+    """VLLM adds them to chats of the Responses API, whose blocks plain chats therefore do not share."""
+    response = keys("responses", input=[SYSTEM])
+    assert shared(response, keys(messages=[SYSTEM])) == 0
+    assert response == keys(messages=[SYSTEM], add_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "option"),
+    [
+        ("chat/completions", {"messages": [SYSTEM]}, {"reasoning_effort": "high"}),
+        ("responses", {"input": [SYSTEM]}, {"reasoning": {"effort": "high"}}),
+        ("responses", {"input": [SYSTEM]}, {"chat_template_kwargs": {"a": 1}}),
+        (
+            "messages",
+            {"max_tokens": 1, "messages": [{**SYSTEM, "role": "user"}]},
+            {"output_config": {"effort": "high"}},
+        ),
+        (
+            "messages",
+            {"max_tokens": 1, "messages": [{**SYSTEM, "role": "user"}]},
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        ),
+    ],
+)
+def test_options_that_templates_show_are_part_of_the_prefix_in_every_api(path, fields, option):
+    """At its start, where most templates put them."""
+    assert shared(keys(path, **fields), keys(path, **fields, **option)) == 0

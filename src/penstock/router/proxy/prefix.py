@@ -99,7 +99,7 @@ _AT_ONCE_ITEMS: Final = 512
 
 _TEMPLATE_KEYS: Final = (
     *("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "media_io_kwargs"),
-    *("reasoning_effort", "reasoning", "thinking"),
+    *("reasoning_effort", "reasoning", "thinking", "output_config"),
 )
 """Fields of a request besides messages and tools that can change the first tokens of a prompt."""
 
@@ -184,6 +184,17 @@ _CUTTING_KEYS: Final = ("truncate_prompt_tokens", "truncation_side")
 """Fields of a request by which the engine cuts the prompt, usually at its start."""
 
 
+def _has_unusual_start(request: CompletionRequest) -> bool:
+    """Return whether the special tokens before a prompt are not those that requests to its API usually have.
+
+    The engine adds them to completions; templates of chats contain them. vLLM 0.32 adds them to chats of the Responses API too.
+    """
+    if request.endpoint is ApiEndpoint.RESPONSES:
+        return True
+    usual = request.endpoint is ApiEndpoint.COMPLETIONS
+    return request.body.get("add_special_tokens") not in {None, usual}
+
+
 def _key_space(request: CompletionRequest, *, from_text: bool = False) -> int:
     """Return the seed of a request's keys: they are equal only for equal adapters, cache salts and ways to make tokens.
 
@@ -194,8 +205,9 @@ def _key_space(request: CompletionRequest, *, from_text: bool = False) -> int:
     body = request.body
     salt = body.get("cache_salt")
     salts = (salt,) if isinstance(salt, str) else ()
-    tokenizing = (*_CUTTING_KEYS, "add_special_tokens") if from_text else _CUTTING_KEYS
-    ways = [(key, body[key]) for key in tokenizing if body.get(key) is not None]
+    ways = [(key, body[key]) for key in _CUTTING_KEYS if body.get(key) is not None]
+    if from_text and _has_unusual_start(request):
+        ways.append(("add_special_tokens", True))
     if ways:
         return space_seed("", request.adapter or "", *(salts or ("",)), repr(ways))
     return space_seed(*salts) if request.adapter is None else space_seed("", request.adapter, *salts)
@@ -206,12 +218,16 @@ def _chat_ids(request: CompletionRequest, tokenizer: PromptTokenizer | None) -> 
         return None
     body = request.body
     if request.endpoint is not ApiEndpoint.CHAT:
-        if body.get("tools"):
+        if any(body.get(key) for key in ("tools", "thinking", "output_config")):
             return None
         messages = _messages(request)
         if request.endpoint is ApiEndpoint.MESSAGES and not is_plain(messages):
             return None
-        body = {"messages": messages}
+        body = {"messages": messages, "chat_template_kwargs": body.get("chat_template_kwargs")}
+        if request.endpoint is ApiEndpoint.RESPONSES:
+            reasoning = request.body.get("reasoning")
+            body["reasoning_effort"] = reasoning.get("effort") if isinstance(reasoning, Mapping) else None
+            body["add_special_tokens"] = True  # see `_has_unusual_start`
     return tokenizer.chat(body, MAX_BYTES)
 
 
