@@ -188,6 +188,7 @@ def test_a_response_has_the_prefix_of_a_chat_that_gets_special_tokens():
         ("chat/completions", {"messages": [SYSTEM]}, {"reasoning_effort": "high"}),
         ("responses", {"input": [SYSTEM]}, {"reasoning": {"effort": "high"}}),
         ("responses", {"input": [SYSTEM]}, {"chat_template_kwargs": {"a": 1}}),
+        ("responses", {"input": [SYSTEM]}, {"previous_response_id": "resp_1"}),
         (
             "messages",
             {"max_tokens": 1, "messages": [{**SYSTEM, "role": "user"}]},
@@ -200,6 +201,24 @@ def test_a_response_has_the_prefix_of_a_chat_that_gets_special_tokens():
         ),
     ],
 )
-def test_options_that_templates_show_are_part_of_the_prefix_in_every_api(path, fields, option):
-    """At its start, where most templates put them."""
+def test_what_comes_before_the_messages_is_part_of_the_prefix_in_every_api(path, fields, option):
+    """Options, which most templates put there, and earlier messages that the router does not know."""
     assert shared(keys(path, **fields), keys(path, **fields, **option)) == 0
+
+
+def test_marks_for_a_providers_cache_do_not_count():
+    """Agents move them to the last message with each turn; engines ignore them, and so the earlier turn's prefix stays."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "found " * 500}
+    first = {"role": "user", "content": [{"type": "text", "text": "Search. " * 300}]}
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "find", "input": {}}]}
+    more = [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "Thanks. " * 400}]
+    before = keys(
+        "messages", max_tokens=1, messages=[first, call, {"role": "user", "content": [result | mark]}]
+    )
+    after = keys(
+        "messages", max_tokens=1, messages=[first, call, {"role": "user", "content": [result]}, *more]
+    )
+    assert shared(before, after) == len(before) - 1
+    chat = [{"role": "user", "content": [{"type": "text", "text": "x" * 3000} | mark]}]
+    assert keys(messages=chat) == keys(messages=[{"role": "user", "content": "x" * 3000}])

@@ -119,7 +119,11 @@ def token_keys(
     return tuple(keys) if len(units) % per_key == 0 else (*keys, units[-1])
 
 
-_PLAIN = frozenset({"role", "content"})
+_CACHE_MARK = "cache_control"
+"""Key by which Anthropic's clients mark where a provider should cache. They move it with each turn, and engines ignore it."""
+_PLAIN = frozenset({"role", "content", _CACHE_MARK})
+_TEXTS = frozenset({"text", "input_text", "output_text"})
+"""Types of content parts that are only text, in the three APIs."""
 _NO_MEDIA = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "refusal", "reasoning"})
 """Types of content parts that are text for the model, although none is under the key ``text``."""
 
@@ -156,6 +160,9 @@ def render_chat(
         rendered = [_text(str(message.get("role"))), b"\n"]
         if extra:
             rendered += [orjson.dumps(extra), b"\n"]
+        if isinstance(content, list) and len(content) == 1 and _is_text(content[0]):
+            # As engines do, whether the model's template takes texts or lists of parts.
+            content = content[0]["text"]
         if isinstance(content, str):
             rendered += [_text(content[:left]), b"\0"]
         elif isinstance(content, list):
@@ -167,8 +174,14 @@ def render_chat(
     return b"".join(parts)[:MAX_BYTES]
 
 
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type") in _TEXTS
+
+
 def _part(part: Any) -> bytes:
     """Return the bytes that represent a part of a message's content."""
+    if isinstance(part, dict) and _CACHE_MARK in part:
+        part = {key: value for key, value in part.items() if key != _CACHE_MARK}
     if not isinstance(part, dict) or isinstance(part.get("text"), str):
         return orjson.dumps(part)
     if part.get("type") in _NO_MEDIA:

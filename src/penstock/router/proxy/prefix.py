@@ -102,6 +102,8 @@ _TEMPLATE_KEYS: Final = (
     *("reasoning_effort", "reasoning", "thinking", "output_config"),
 )
 """Fields of a request besides messages and tools that can change the first tokens of a prompt."""
+_HISTORY_KEYS: Final = ("previous_response_id", "previous_input_messages", "conversation")
+"""Fields of the Responses API that name messages, which the router does not know, before those of the request."""
 
 
 class ExactKeys(NamedTuple):
@@ -218,7 +220,7 @@ def _chat_ids(request: CompletionRequest, tokenizer: PromptTokenizer | None) -> 
         return None
     body = request.body
     if request.endpoint is not ApiEndpoint.CHAT:
-        if any(body.get(key) for key in ("tools", "thinking", "output_config")):
+        if any(body.get(key) for key in ("tools", "thinking", "output_config", *_HISTORY_KEYS)):
             return None
         messages = _messages(request)
         if request.endpoint is ApiEndpoint.MESSAGES and not is_plain(messages):
@@ -234,7 +236,7 @@ def _chat_ids(request: CompletionRequest, tokenizer: PromptTokenizer | None) -> 
 def _text_of(request: CompletionRequest) -> bytes | None:
     body = request.body
     if request.endpoint is not ApiEndpoint.COMPLETIONS:
-        options = {key: body[key] for key in _TEMPLATE_KEYS if body.get(key)}
+        options = {key: body[key] for key in (*_TEMPLATE_KEYS, *_HISTORY_KEYS) if body.get(key)}
         return render_chat(_messages(request), body.get("tools"), options)
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
