@@ -279,7 +279,11 @@ def test_any_value_of_any_field_is_answered_or_refused(refused, api, role, field
         ("logit_bias", [{}, {"5": -100}], [{"a": 1}, {"5": 101}, {"5": "x"}, []]),
         ("response_format", [{"type": "text"}, {"type": "json_object"}], [{"type": "x"}, {}, "text", []]),
         ("prompt_logprobs", [None], [0, 1]),
-        ("structured_outputs", [None], [{"json": {}}]),
+        (
+            "structured_outputs",
+            [None, {"json": {"type": "object"}}, {"json_object": True}, {"choice": ["a", "b"]}],
+            [{}, [], {"regex": "a"}, {"choice": []}, {"choice": ["ä"]}, {"json": {}, "choice": ["a"]}],
+        ),
         ("user", ["", "me"], [5, {}]),
     ],
 )

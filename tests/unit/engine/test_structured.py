@@ -126,6 +126,22 @@ def test_structured_output_satisfies_its_schema_complete_and_streamed(api):
     assert len(events) == call.output_tokens
 
 
+@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS])
+def test_vllms_own_form_gives_json_or_one_of_several_texts(api):
+    """A schema as `response_format` has it; a choice comes as it is, and each of them for some seed."""
+
+    def text_of(seed=0, **fields):
+        _, made, _, done = answered(api, seed=seed, structured_outputs=fields)
+        (choice,) = orjson.loads(made.complete(done))["choices"]
+        assert choice["finish_reason"] == "stop"
+        return choice["message"]["content"] if api is Api.CHAT else choice["text"]
+
+    jsonschema.validate(json.loads(text_of(json=WEATHER)), WEATHER)
+    assert isinstance(json.loads(text_of(json_object=True)), dict)
+    texts = {text_of(seed, choice=["positive", "negative"]) for seed in range(20)}
+    assert texts == {"positive", "negative"}
+
+
 def test_a_limit_cuts_structured_output():
     """As in a real engine, whose client then reads half an object."""
     call, _, reason, _ = answered(response_format=SHAPE, max_tokens=2)

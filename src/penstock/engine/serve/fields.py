@@ -142,7 +142,6 @@ REFUSED: Final[Mapping[str, str]] = {
     "allowed_token_ids": _OMIT,
     "return_tokens_as_token_ids": _OMIT,
     "background": _OMIT,
-    "structured_outputs": _UNGUIDED,
     "guided_json": _UNGUIDED,
     "guided_regex": _UNGUIDED,
     "guided_choice": _UNGUIDED,
@@ -198,6 +197,24 @@ class ResponseFormat(Fields):
         return {"type": "object"} if self.json_schema is None else self.json_schema.json_schema
 
 
+class StructuredOutputs(Fields):
+    """vLLM's own form of guided decoding, as far as it is simulated: JSON, or one of several texts."""
+
+    json_schema: dict[str, Any] | None = Field(default=None, alias="json")
+    json_object: bool = False
+    choice: list[Annotated[str, Field(min_length=1, pattern="^[ -~]+$")]] | None = Field(
+        default=None, min_length=1
+    )
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if [self.json_schema is not None, self.json_object, self.choice is not None].count(True) != 1:
+            raise ValueError(
+                "a simulated worker knows json (a schema), json_object and choice; send one of them"
+            )
+        return self
+
+
 class SamplingFields(Fields):
     """Fields that all APIs share. Names and meanings are vLLM's; see the module for those without effect."""
 
@@ -227,6 +244,7 @@ class SamplingFields(Fields):
     repetition_penalty: float = Field(default=1, gt=0)
     logit_bias: dict[Annotated[str, Field(pattern="^[0-9]+$")], _Bias] = Field(default={})
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = Field(default=None, min_length=1)
     user: str = ""
     metadata: dict[str, str] = Field(default={})
@@ -234,7 +252,14 @@ class SamplingFields(Fields):
     @property
     def text_schema(self) -> dict[str, Any] | None:
         """JSON schema that the text must satisfy; None if the text is free."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.json_schema or {"type": "object"}
         return None if self.response_format is None else self.response_format.schema_of_text
+
+    @property
+    def text_choices(self) -> list[str] | None:
+        """Texts of which one must be the response; None if the request names none."""
+        return None if self.structured_outputs is None else self.structured_outputs.choice
 
     @property
     def choice_of_tools(self) -> ToolChoice:

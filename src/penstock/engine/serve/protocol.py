@@ -283,10 +283,10 @@ def _with_response(
 
 
 def _content(fields: SamplingFields, salt: int) -> tuple[bytes | None, ToolCall | None]:
-    """Return the JSON of a response and the call of which it is the arguments; None each if the response does not have it."""
+    """Return the JSON, or the chosen text, of a response and the call of which it is the arguments; None each if there is none."""
     choice = fields.choice_of_tools
     is_free = choice.rule is ToolRule.AUTO
-    call, schema = None, fields.text_schema
+    call, schema, texts = None, fields.text_schema, fields.text_choices
     # Text is requested by its length or its end, which a call would ignore.
     if not (is_free and (fields.stop or fields.ignore_eos or fields.min_tokens)):
         call = tool_call(fields.functions, choice, user_text=fields.user_text, salt=salt)
@@ -296,6 +296,8 @@ def _content(fields: SamplingFields, salt: int) -> tuple[bytes | None, ToolCall 
         raise RequestError("stop: a simulated worker does not cut JSON; leave it out.", param="stop")
     if call is not None:
         return call.arguments, call
+    if texts is not None:
+        return texts[(salt >> 8) % len(texts)].encode(), None
     param = "text.format" if isinstance(fields, ResponseFields) else "response_format"
     return json_of(schema, salt, param=param), None
 

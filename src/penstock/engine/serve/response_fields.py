@@ -73,7 +73,7 @@ class ResponseFields(ChatFields):
         """JSON schema that the text must satisfy; None if the text is free."""
         shape = None if self.text is None else self.text.format
         if shape is None or shape.type == "text":
-            return None
+            return super().text_schema
         return shape.json_schema or {"type": "object"}
 
     @property
