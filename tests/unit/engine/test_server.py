@@ -216,6 +216,28 @@ async def test_a_dropped_client_is_told_to_come_back(serving):
         assert worker.server.worker.is_idle
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_dropped_choice_ends_the_whole_response(serving, stream):
+    """The client cannot use half of it, and the engine computes no choice for nobody."""
+    async with serving(**tiers(dropAboveSeconds=0.001), speed=1.0) as worker:
+        body = {"prompt": "abcd" * 800, "ignore_eos": True, "max_tokens": 100, "priority": 2, "n": 2}
+        if stream:
+            response = await worker.stream(**body)
+            read = asyncio.create_task(events_of(response))
+        else:
+            read = asyncio.create_task(worker.post("/v1/completions", body))
+        await worker.until("vllm:num_requests_running", 2)
+        await worker.complete("wxyz" * 600, max_tokens=2, priority=0)
+        if stream:
+            with pytest.raises(StreamBroken):
+                await read
+        else:
+            status, answer, _ = await read
+            assert (status, "higher tier" in answer["error"]["message"]) == (503, True)
+        await worker.until("vllm:num_requests_running", 0)
+        assert worker.server.worker.is_idle
+
+
 async def test_a_prompt_too_long_for_its_tier_is_refused_at_the_frontend(serving):
     """Half of 1,024 tokens are premium's; the same prompt is served with premium's priority."""
     async with serving(**tiers(premiumReservedFraction=0.5)) as worker:
