@@ -138,7 +138,8 @@ def _service_states(
 ) -> tuple[dict[str, ServiceState], dict[str, int], tuple[int, ...]]:
     """Return every service's state with its bounded replicas, the first replicas of adapters that do not exist yet, and the GPU bid.
 
-    The bid is the GPU count of each requested worker replica, the most important first.
+    The bid is the GPU count of each requested worker replica, the most important first; replacements for replicas on
+    cordoned nodes come last.
     """
     services: dict[str, ServiceState] = {}
     wanted, first_replicas = _wanted(graph)
@@ -158,7 +159,10 @@ def _service_states(
             rollout = rollout_view(name, service.role, workload, template_generation=newest)
             state = replace(state, rollout=rollout, refused=refusal(name, workload))
         services[name] = state
-    return _with_replacements(graph, services), first_replicas, sizes(bids)
+    services = _with_replacements(graph, services)
+    # A replacement needs GPUs beyond the desired replicas until the worker on the cordoned node has drained.
+    extra = [each.spec.gpus for each in services.values() if each.replacement is not None and each.spec.gpus]
+    return services, first_replicas, (*sizes(bids), *extra)
 
 
 def _with_replacements(graph: ObservedGraph, services: dict[str, ServiceState]) -> dict[str, ServiceState]:

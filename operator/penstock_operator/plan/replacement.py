@@ -35,7 +35,8 @@ class Replacement:
             return f"{service}: {where}; a replacement starts before they are evicted"
         return (
             f"{service}: {where}, and the GPU budget has no room for a replacement of {self.gpus} GPUs, so the"
-            " service stops while they are evicted; raise the budget by that number, or scale another service down"
+            " service stops while they are evicted; raise planner.maxGpuBudget or its pool's GPUs by that number, or"
+            " scale another service down"
         )
 
 

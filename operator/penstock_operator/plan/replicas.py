@@ -74,7 +74,8 @@ class ReplicasPlan:
             their place.
         bid: What the graph requests from its GPU pool, before the pool's grant limits it: the GPU count of each desired
             worker replica, the most needed first. Replicas within a service's minimum come first; each further one is
-            of the service that has the lowest fraction of its desired replicas so far.
+            of the service that has the lowest fraction of its desired replicas so far; replacements for replicas on
+            cordoned nodes come last.
     """
 
     services: Mapping[str, ServiceState]

@@ -147,9 +147,9 @@ class FakeApi:
         _after(after)
 
     async def read_pages(self, kind, *, namespace, selector, take, restart):
-        """List."""
-        for (name, _, _), obj in list(self.objects.items()):
-            if name == kind.kind:
+        """List the objects of a namespace; None lists all."""
+        for (name, place, _), obj in list(self.objects.items()):
+            if name == kind.kind and namespace in {None, place}:
                 take(copy.deepcopy(obj))
         return str(self.version)
 

@@ -24,15 +24,15 @@ def api():
 
 @pytest.fixture
 def graph(api):
-    """Stores graphs of the namespace ``ns``."""
+    """Stores graphs, in the namespace ``ns`` unless another is named."""
 
-    async def make(name, *, is_deleted=False, finalizers=(DRAIN,), **spec):
+    async def make(name, *, namespace="ns", is_deleted=False, finalizers=(DRAIN,), **spec):
         obj = GRAPH_DEPLOYMENT.of(
-            {"name": name, "namespace": "ns", "finalizers": list(finalizers)}, spec=spec
+            {"name": name, "namespace": namespace, "finalizers": list(finalizers)}, spec=spec
         )
         await api.create(obj, field_manager="test")
         if is_deleted:
-            await api.delete(GRAPH_DEPLOYMENT, name, namespace="ns")
+            await api.delete(GRAPH_DEPLOYMENT, name, namespace=namespace)
 
     return make
 
@@ -78,6 +78,21 @@ async def test_a_drain_that_takes_longer_is_given_up_and_only_its_own_finalizer_
     assert exists(api, "other")
     [line] = [each for each in lines if "abandoned" in each]
     assert line.startswith("GraphDeployments ns/doomed, ns/kept: not drained after 0 s")
+
+
+async def test_graphs_of_another_installation_of_the_same_class_in_another_namespace_are_left_alone(
+    api, graph, lines
+):
+    """Each installation watches its own namespaces; neither a deleted nor a serving graph of the other one is waited for."""
+    await graph("doomed", is_deleted=True)
+    await graph("doomed", namespace="other", is_deleted=True)
+    await graph("serving", namespace="other")
+    assert await finish(api, lines)
+    assert not exists(api, "doomed")
+    kept = api.objects["GraphDeployment", "other", "doomed"]
+    assert kept["metadata"]["finalizers"] == [DRAIN]
+    assert not any("other/" in each for each in lines)
+    assert lines[-1] == "all graphs are deleted"
 
 
 async def test_a_graph_that_is_not_deleted_keeps_its_finalizer_and_is_named(api, graph, lines):

@@ -8,6 +8,7 @@ from fake_api import FakeApi
 from graph_harness import Loads, conditions, edit, graph, operator, pod, router, serving, to_rest, told
 
 from penstock.core.errors import ForbiddenError, UnavailableError
+from penstock.kube.kinds import GPU_POOL
 from penstock_operator.nodes import Nodes
 from penstock_operator.plan.drain import PodLoad
 
@@ -177,3 +178,42 @@ async def test_an_uncordoned_node_needs_no_replacement():
         api.tell(node("n"), "MODIFIED")
         await to_rest(api, made)
     assert replicas(api) == {"prefill": 1, "decode": 1}
+
+
+async def test_in_a_pool_whose_gpus_are_used_up_a_replacement_waits_until_the_pool_has_room():
+    """The graph bids for it; nothing exceeds the grant meanwhile, and nothing is drained before a replacement serves."""
+    api = await with_nodes("n", "other")
+    api.at("GraphDeployment", "g")["spec"]["planner"]["maxGpuBudget"] = 8
+    spec = {"gpus": 2, "holdSeconds": 0, "graphs": [{"match": {"name": "g"}, "guaranteedGpus": 2}]}
+    metadata = {"name": "shared", "namespace": "ns", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    await api.create(GPU_POOL.of(metadata, spec=spec), field_manager="user")
+    api.served[f"/apis/{GPU_POOL.api_version}"] = [GPU_POOL.plural]
+    async with operator(api, Loads({"decode-1": IDLE, "prefill-1": IDLE})) as made:
+        ready = asyncio.Event()
+        sharing = asyncio.create_task(made.pools.run(ready))
+        await ready.wait()
+
+        async def until_granted(**row):
+            """Reconcile until the pool's status has these numbers for the graph."""
+            async with asyncio.timeout(30):
+                while True:
+                    await to_rest(api, made)
+                    rows = (api.at("GpuPool", "shared").get("status") or {}).get("graphs") or [{}]
+                    if row.items() <= rows[0].items():
+                        break
+                    await asyncio.sleep(0.02)
+                await to_rest(api, made)
+
+        await until_granted(granted=2, wanted=2)
+        assert replicas(api) == {"prefill": 1, "decode": 1}
+        api.tell(node("n", is_cordoned=True), "MODIFIED")
+        await told(api)
+        await until_granted(granted=2, held=2)
+        assert replicas(api) == {"prefill": 1, "decode": 1}
+        assert len(events(api, "NoRoomForReplacement")) == 2
+
+        edit(api, "GpuPool", "shared", gpus=3)
+        await until_granted(granted=3, wanted=3)
+        assert replicas(api) == {"prefill": 1, "decode": 2}
+        sharing.cancel()
+        await asyncio.wait({sharing})
