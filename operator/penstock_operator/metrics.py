@@ -188,7 +188,7 @@ class StatusServer(HttpServer):
         metrics: OperatorMetrics,
         *,
         unready: Callable[[], str | None],
-        standing: Callable[[], str] = lambda: "",
+        leadership: Callable[[], str] = lambda: "",
         fault: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Prepare; `start` listens.
@@ -196,13 +196,13 @@ class StatusServer(HttpServer):
         Args:
             metrics: Metrics that /metrics exports.
             unready: Returns why the process is not ready, as text; None if it is ready.
-            standing: Returns the text about a standby process that /readyz shows; empty for a leader.
+            leadership: Returns the text about a standby process that /readyz shows; empty for a leader.
             fault: Returns why only a restart helps, as text, which makes /healthz answer 503; None if all is
                 well.
         """
         self._metrics = metrics
         self._unready = unready
-        self._standing = standing
+        self._leadership = leadership
         self._fault = fault
         super().__init__(self._answer)
 
@@ -217,8 +217,8 @@ class StatusServer(HttpServer):
         elif request.path == "/readyz":
             why = self._unready()
             if why is None:
-                standing = self._standing()
-                body = {"status": "ready", "standing": standing} if standing else {"status": "ready"}
+                leadership = self._leadership()
+                body = {"status": "ready", "leadership": leadership} if leadership else {"status": "ready"}
                 responder.send(200, orjson.dumps(body))
             else:
                 responder.send(503, error_body(why, code="not_ready"))

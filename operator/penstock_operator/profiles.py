@@ -113,8 +113,8 @@ class Profiles:
             return Outcome(ProfilePhase.FAILED, "InvalidSpec", one_line(exc.problems))
         for stage in (before, [job]):
             applied = await self._parts.applier.apply(stage, {}, owner)
-            if (trouble := _trouble(applied)) is not None:
-                return trouble
+            if (problem := _problem(applied)) is not None:
+                return problem
         return Outcome(
             ProfilePhase.PROFILING, "Starting", f"Job {job['metadata']['name']} is starting its pod"
         )
@@ -195,7 +195,7 @@ def _config_map(raw: Object) -> str:
     return str(raw["spec"].get("configMap") or raw["metadata"]["name"])
 
 
-def _trouble(applied: Applied) -> Outcome | None:
+def _problem(applied: Applied) -> Outcome | None:
     """Return the outcome that says what blocks a request; None if nothing does."""
     if applied.terminating:
         message = f"objects of an earlier request of this name are being deleted: {', '.join(sorted(applied.terminating))}"

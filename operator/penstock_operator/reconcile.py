@@ -361,7 +361,7 @@ class Reconciler:
                 await self._reporter.status(raw, inputs, refusals, grant)
                 await self._reporter.events(key, raw, inputs, refusals)
                 if "foregroundDeletion" in finalizers:
-                    await self._parts.recorder.emit(raw, _UNDRAINED)
+                    await self._parts.recorder.emit(raw, _NOT_DRAINED)
                 wait_s = DRAIN_REQUEUE_S if step.waits_for_idleness else UNREADY_REQUEUE_S
                 return ReconcileResult("waiting", wait_s)
         log.info("graph deleted", namespace=key[0], name=key[1])
@@ -370,7 +370,7 @@ class Reconciler:
         return ReconcileResult("changed")
 
 
-_UNDRAINED: Final = EventMessage(
+_NOT_DRAINED: Final = EventMessage(
     "ForegroundDeletion",
     "Kubernetes terminates routers and workers at once, so that queued requests may be lost; next time delete with"
     " --cascade=background (Argo CD: PrunePropagationPolicy=background)",
@@ -403,5 +403,5 @@ def _result(
         return ReconcileResult("invalid", requeue_after_s)
     if applied.conflicts:
         return ReconcileResult("conflict", CONFLICT_REQUEUE_S)
-    quiet = "unchanged" if requeue_after_s is None else "waiting"
-    return ReconcileResult("changed" if wrote else quiet, requeue_after_s)
+    idle_outcome = "unchanged" if requeue_after_s is None else "waiting"
+    return ReconcileResult("changed" if wrote else idle_outcome, requeue_after_s)

@@ -270,7 +270,7 @@ class OperatorService:
             yield
             return
         server = StatusServer(
-            self._metrics, unready=self._unready, standing=self._standing, fault=self._fault
+            self._metrics, unready=self._unready, leadership=self._leadership, fault=self._fault
         )
         await server.start(self._settings.host, self._settings.metrics_port)
         try:
@@ -290,7 +290,7 @@ class OperatorService:
         """Return why only a restart helps; None if all is well."""
         return None if self._election is None else self._election.overdue
 
-    def _standing(self) -> str:
+    def _leadership(self) -> str:
         """Return the text that a standby process reports; empty if this process leads."""
         if self._operator is None and self._election is not None and self._election.holder:
             return f"standby for {self._election.holder}"

@@ -146,7 +146,7 @@ def _components(facts: Facts) -> Iterator[Finding]:
     for component in ("operator", "planner"):
         found = [each for each in facts.deployments if component_of(each) == component]
         if not found:
-            yield _absent(component, facts)
+            yield _not_installed(component, facts)
         for each in found:
             yield from _deployment(component, each, facts.release)
         yield from _overlaps(component, [each for each in found if each["spec"].get("replicas", 1)])
@@ -162,7 +162,7 @@ def _overlaps(component: str, found: list[Object]) -> Iterator[Finding]:
             yield problem(f"{component}s", message, "uninstall one, or give it another operatorClass")
 
 
-def _absent(component: str, facts: Facts) -> Finding:
+def _not_installed(component: str, facts: Facts) -> Finding:
     if component == "operator":
         return problem(component, "no operator runs, so graphs stay as they are", _install(facts))
     graphs = () if isinstance(facts.graphs, Unreadable) else (each.graph for each in facts.graphs)
@@ -206,7 +206,7 @@ def _install(facts: Facts) -> str:
     return INSTALL
 
 
-def _watch_too(namespace: str, operators: Sequence[Object]) -> str:
+def _watch_namespace_command(namespace: str, operators: Sequence[Object]) -> str:
     """Return the command that makes the first operator's Helm release watch one more namespace."""
     first = _release_of(operators[0])
     scopes = [scope_of(each) for each in operators if _release_of(each) == first]
@@ -269,11 +269,11 @@ def _renewal(fact: LeaseFact, now_s: float | None, subject: str, logs: str) -> F
 def _rights(fact: RightsFact) -> Finding:
     where = "in all namespaces" if fact.namespace is None else f"in {fact.namespace}"
     subject = f"rights of {fact.component or 'you'} {where}"
-    if fact.unseen is not None:
-        by_hand = (
+    if fact.unreadable is not None:
+        command = (
             "ask an administrator to run penstock doctor" if fact.component else "kubectl auth can-i --list"
         )
-        return unknown(subject, fact.unseen.why, by_hand)
+        return unknown(subject, fact.unreadable.why, command)
     if not fact.missing:
         return ok(subject, f"{fact.who} may do all {fact.asked} things that it needs")
     message = f"{fact.who} may not {', '.join(map(str, fact.missing))}"
@@ -281,8 +281,8 @@ def _rights(fact: RightsFact) -> Finding:
     resource, _, sub = one.resource.partition("/")
     flags = f" --subresource={sub}" if sub else ""
     scope = "--all-namespaces" if fact.namespace is None else f"--namespace {fact.namespace}"
-    as_whom = f" --as={fact.who}" if fact.component else ""
-    ask = f"kubectl auth can-i {one.verb} {resource}{'.' if one.group else ''}{one.group}{flags}{as_whom} {scope}"
+    impersonation = f" --as={fact.who}" if fact.component else ""
+    ask = f"kubectl auth can-i {one.verb} {resource}{'.' if one.group else ''}{one.group}{flags}{impersonation} {scope}"
     if fact.component:
         return problem(subject, message, f"{INSTALL} --set rbac.create=true; check with {ask}")
     return warning(subject, message, f"ask an administrator for them; check with {ask}")
@@ -324,10 +324,10 @@ def _graphs_of(raw: Object, facts: Facts) -> list[str]:
     except ValueError:
         return []
     graphs = () if isinstance(facts.graphs, Unreadable) else (each.graph for each in facts.graphs)
-    return [full_name(each) for each in graphs if _is_meant(pool, each["metadata"])]
+    return [full_name(each) for each in graphs if _matches(pool, each["metadata"])]
 
 
-def _is_meant(pool: ClusterGpuPool, metadata: Object) -> bool:
+def _matches(pool: ClusterGpuPool, metadata: Object) -> bool:
     labels = metadata.get("labels") or {}
     return any(
         each.match.may_cover(metadata["name"], labels, metadata["namespace"]) for each in pool.spec.graphs
@@ -342,12 +342,12 @@ def _graphs(facts: Facts) -> Iterator[Finding]:
         message = "there is none here; kubectl apply -f manifests/samples/disaggregated.yaml makes one"
         yield ok("graphs", message)
     for each in facts.graphs:
-        absence = _absence(each.graph, facts)
+        absence = _missing_operator(each.graph, facts)
         yield from graph_findings(each, now_s=facts.now_s, interval_s=facts.interval_s, absence=absence)
         yield from pool_findings(each.graph, facts.nodes, facts.requested)
 
 
-def _absence(graph: Object, facts: Facts) -> tuple[str, str] | None:
+def _missing_operator(graph: Object, facts: Facts) -> tuple[str, str] | None:
     """Return the reason why no operator updates a graph's status, and a remedy; None if one does or if that is unknown.
 
     Nothing is written to a graph while nothing changes, so the renewals of the Lease show whether its status is
@@ -363,7 +363,7 @@ def _absence(graph: Object, facts: Facts) -> tuple[str, str] | None:
     there = [each for each in operators if scope_of(each) in {None, namespace}]
     acting = [each for each in there if is_of_class(graph["spec"], class_of(each))]
     if not there:
-        return f"no operator watches namespace {namespace}", _watch_too(namespace, operators)
+        return f"no operator watches namespace {namespace}", _watch_namespace_command(namespace, operators)
     if not acting:
         name, others = graph["spec"]["operatorClass"], sorted(set(map(class_of, there)))
         why = f"no operator of its class {name} watches it, only of {', '.join(others)}"

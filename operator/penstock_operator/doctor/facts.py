@@ -71,7 +71,7 @@ class RightsFact:
         namespace: Namespace in which the rights are needed; None means all.
         asked: Number of rights that were checked.
         missing: Needed rights that the account does not have.
-        unseen: Reason why rights could not be checked; None if they could.
+        unreadable: Reason why rights could not be checked; None if they could.
     """
 
     who: str
@@ -79,7 +79,7 @@ class RightsFact:
     namespace: str | None
     asked: int
     missing: tuple[Right, ...] = ()
-    unseen: Unreadable | None = None
+    unreadable: Unreadable | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ class _Gatherer:
 
     async def gather(self) -> Facts:
         scope = self._scope
-        found = await self._seen(self._client.raw_get("/version"))
+        found = await self._readable(self._client.raw_get("/version"))
         version = found if isinstance(found, Unreadable) else str(found.get("gitVersion"))
         facts = Facts(self._client.server, version, time.time(), scope.interval_s, scope.release)
         if isinstance(version, Unreadable):
@@ -126,7 +126,7 @@ class _Gatherer:
         )
         wanted = _wanted_leases(deployments)
         first, seen, rights = await asyncio.gather(
-            self._leases(wanted), self._each(graphs, self._first), self._rights(deployments)
+            self._leases(wanted), self._each(graphs, self._first_reading), self._rights(deployments)
         )
         if wanted or (not isinstance(seen, Unreadable) and any(each.pages for each in seen)):
             await asyncio.sleep(scope.interval_s)
@@ -149,7 +149,7 @@ class _Gatherer:
             requested=requested,
         )
 
-    async def _seen(self, call: Awaitable[T]) -> T | Unreadable:
+    async def _readable(self, call: Awaitable[T]) -> T | Unreadable:
         """Wait for an answer for at most `ANSWER_S`; return a failure as Unreadable."""
         async with self._slots:
             try:
@@ -158,35 +158,37 @@ class _Gatherer:
             except TimeoutError:
                 return Unreadable(f"no answer within {ANSWER_S:.0f} s")
             except ForbiddenError as exc:
-                return Unreadable(_words(exc), is_forbidden=True)
+                return Unreadable(_message(exc), is_forbidden=True)
             except ClusterError as exc:
-                return Unreadable(_words(exc))
+                return Unreadable(_message(exc))
 
-    async def _seen_or_none(self, call: Awaitable[T]) -> T | Unreadable | None:
+    async def _readable_or_none(self, call: Awaitable[T]) -> T | Unreadable | None:
         async def found() -> T | None:
             try:
                 return await call
             except NotFoundError:
                 return None
 
-        return await self._seen(found())
+        return await self._readable(found())
 
     async def _skew_s(self) -> float | None:
         before_s = time.time()
-        server_s = await self._seen(self._client.server_time_s())
+        server_s = await self._readable(self._client.server_time_s())
         # The Date header is truncated to seconds, so the server's clock is half a second later on average.
         return None if isinstance(server_s, Unreadable) else (before_s + time.time()) / 2 - (server_s + 0.5)
 
     async def _crds(self) -> dict[str, Object | Unreadable | None]:
         wanted = list(definitions())
-        found = await asyncio.gather(*(self._seen_or_none(self._client.get(CRD, each)) for each in wanted))
+        found = await asyncio.gather(
+            *(self._readable_or_none(self._client.get(CRD, each)) for each in wanted)
+        )
         return dict(zip(wanted, found, strict=True))
 
     async def _deployments(self) -> tuple[Object, ...] | Unreadable:
-        found = await self._seen(self._client.list(DEPLOYMENT, namespace=None, labels=_PART_OF))
+        found = await self._readable(self._client.list(DEPLOYMENT, namespace=None, labels=_PART_OF))
         if isinstance(found, Unreadable) and found.is_forbidden:
             own = self._scope.namespace or self._client.namespace
-            found = await self._seen(self._client.list(DEPLOYMENT, namespace=own, labels=_PART_OF))
+            found = await self._readable(self._client.list(DEPLOYMENT, namespace=own, labels=_PART_OF))
         return found if isinstance(found, Unreadable) else tuple(found.items)
 
     async def _graphs(self) -> tuple[GraphFacts, ...] | Unreadable:
@@ -197,7 +199,7 @@ class _Gatherer:
         return await self._listed(PROFILE_REQUEST, lambda each: each["spec"].get("graph"))
 
     async def _cluster_gpu_pools(self) -> tuple[Object, ...] | Unreadable:
-        found = await self._seen_or_none(self._client.list(CLUSTER_GPU_POOL, namespace=None))
+        found = await self._readable_or_none(self._client.list(CLUSTER_GPU_POOL, namespace=None))
         if isinstance(found, Unreadable):
             return found
         return () if found is None else tuple(found.items)
@@ -205,14 +207,14 @@ class _Gatherer:
     async def _listed(
         self, kind: Kind, graph_of: Callable[[Object], str | None]
     ) -> tuple[Object, ...] | Unreadable:
-        found = await self._seen_or_none(self._client.list(kind, namespace=self._scope.namespace))
+        found = await self._readable_or_none(self._client.list(kind, namespace=self._scope.namespace))
         if isinstance(found, Unreadable):
             return found
         items = () if found is None else found.items
         return tuple(each for each in items if self._scope.graph in (None, graph_of(each)))
 
     async def _nodes(self) -> tuple[tuple[Object, ...] | Unreadable, Requested]:
-        nodes = await self._seen(self._client.list(NODE, namespace=None))
+        nodes = await self._readable(self._client.list(NODE, namespace=None))
         if isinstance(nodes, Unreadable):
             return nodes, nodes
         requested: dict[str, dict[str, int]] = {}
@@ -224,12 +226,12 @@ class _Gatherer:
             take=lambda pod: _add_requests(requested, pod),
             restart=requested.clear,
         )
-        version = await self._seen(read)
+        version = await self._readable(read)
         return tuple(nodes.items), version if isinstance(version, Unreadable) else requested
 
     async def _leases(self, wanted: Sequence[LeaseName]) -> list[Object | Unreadable | None]:
         calls = (self._client.get(LEASE, name, namespace=namespace) for _, namespace, name in wanted)
-        return await asyncio.gather(*map(self._seen_or_none, calls))
+        return await asyncio.gather(*map(self._readable_or_none, calls))
 
     async def _rights(self, deployments: tuple[Object, ...] | Unreadable) -> tuple[RightsFact, ...]:
         asked = [self._rights_of("you", "", self._scope.namespace, USER_RIGHTS)]
@@ -248,9 +250,9 @@ class _Gatherer:
     ) -> RightsFact:
         user = who if component else None
         answers = await asyncio.gather(*(self._is_allowed(user, namespace, each) for each in rights))
-        unseen = next((each for each in answers if isinstance(each, Unreadable)), None)
+        unreadable = next((each for each in answers if isinstance(each, Unreadable)), None)
         missing = tuple(right for right, each in zip(rights, answers, strict=True) if each is False)
-        return RightsFact(who, component, namespace, len(rights), missing, unseen)
+        return RightsFact(who, component, namespace, len(rights), missing, unreadable)
 
     async def _is_allowed(self, user: str | None, namespace: str | None, right: Right) -> bool | Unreadable:
         resource, _, sub = right.resource.partition("/")
@@ -264,7 +266,7 @@ class _Gatherer:
             spec |= {"user": user, "groups": groups}
             kind = SUBJECT_REVIEW
         call = self._client.create(kind.of({}, spec=spec), field_manager="penstock-doctor")
-        answer = await self._seen(call)
+        answer = await self._readable(call)
         return answer if isinstance(answer, Unreadable) else bool(answer.get("status", {}).get("allowed"))
 
     async def _each(
@@ -276,10 +278,10 @@ class _Gatherer:
             return graphs
         return tuple(each for each in await asyncio.gather(*map(fetch, graphs)) if each is not None)
 
-    async def _first(self, facts: GraphFacts) -> GraphFacts:
+    async def _first_reading(self, facts: GraphFacts) -> GraphFacts:
         graph = facts.graph
         namespace, name = graph["metadata"]["namespace"], graph["metadata"]["name"]
-        found = await self._seen(self._client.list(POD, namespace=namespace, labels={GRAPH_LABEL: name}))
+        found = await self._readable(self._client.list(POD, namespace=namespace, labels={GRAPH_LABEL: name}))
         if isinstance(found, Unreadable):
             return GraphFacts(graph, found)
         # Followers of a multi-node replica have no metrics page; pods that are not ready are diagnosed by their state.
@@ -301,20 +303,20 @@ class _Gatherer:
             read = [each for each in facts.pods if each["metadata"]["name"] in facts.pages]
             texts = await self._pages(read)
             pages = {name: Page(facts.pages[name].first, text) for name, text in texts.items()}
-            facts = await self._without_gone_pods(replace(facts, pages=pages))
+            facts = await self._without_deleted_pods(replace(facts, pages=pages))
         metadata = facts.graph["metadata"]
-        now = await self._seen_or_none(
+        now = await self._readable_or_none(
             self._client.get(GRAPH_DEPLOYMENT, metadata["name"], namespace=metadata["namespace"])
         )
         if isinstance(now, Unreadable):
             return facts
         return facts if now is not None and now["metadata"]["uid"] == metadata["uid"] else None
 
-    async def _without_gone_pods(self, facts: GraphFacts) -> GraphFacts:
+    async def _without_deleted_pods(self, facts: GraphFacts) -> GraphFacts:
         """Return the facts without deleted pods; a pod that is no longer ready is replaced by its current state."""
         metadata = facts.graph["metadata"]
         labels = {GRAPH_LABEL: metadata["name"]}
-        found = await self._seen(self._client.list(POD, namespace=metadata["namespace"], labels=labels))
+        found = await self._readable(self._client.list(POD, namespace=metadata["namespace"], labels=labels))
         if isinstance(found, Unreadable) or isinstance(facts.pods, Unreadable):
             return facts
         now = {each["metadata"]["uid"]: each for each in found.items}
@@ -323,7 +325,7 @@ class _Gatherer:
             each if pod_view(now[uid]).ready else now[uid]
             for each in facts.pods
             if (uid := each["metadata"]["uid"]) in now
-            and not (now[uid]["metadata"].get("deletionTimestamp") and _is_silent(facts, each))
+            and not (now[uid]["metadata"].get("deletionTimestamp") and _answers_nothing(facts, each))
         )
         kept = {each["metadata"]["name"] for each in pods if pod_view(each).ready}
         pages = {name: page for name, page in facts.pages.items() if name in kept}
@@ -344,7 +346,7 @@ class _Gatherer:
         scheme = scheme_of(metadata.get("annotations"))
         named = f"{'' if scheme == 'http' else 'https:'}{metadata['name']}:{_http_port(pod)}"
         proxy = POD.path(metadata["namespace"], named, subresource="proxy")
-        return await self._seen(self._client.raw_text(f"{proxy}{path}"))
+        return await self._readable(self._client.raw_text(f"{proxy}{path}"))
 
     async def _prometheus(self, graph: Object) -> int | Unreadable | None:
         url = graph["spec"].get("planner", {}).get("metrics", {}).get("prometheusUrl")
@@ -360,11 +362,11 @@ class _Gatherer:
         query = quote(f"count(count by (pod) ({metric}{{{pod_selector(graph)}}}))")
         service = f"{parts.scheme}:{inside['name']}:{port}"
         path = f"/api/v1/namespaces/{inside['namespace']}/services/{service}/proxy{parts.path.rstrip('/')}"
-        answer = await self._seen(self._client.raw_text(f"{path}/api/v1/query?query={query}"))
+        answer = await self._readable(self._client.raw_text(f"{path}/api/v1/query?query={query}"))
         return answer if isinstance(answer, Unreadable) else _count_of(answer)
 
 
-def _is_silent(facts: GraphFacts, pod: Object) -> bool:
+def _answers_nothing(facts: GraphFacts, pod: Object) -> bool:
     """Return whether the last request to a pod failed; a terminating pod may stop answering."""
     name = pod["metadata"]["name"]
     page = facts.pages.get(name)
@@ -390,7 +392,7 @@ def pod_selector(graph: Object) -> str:
     return f'namespace="{namespace}",pod=~"({services})-[a-z0-9]+(-[a-z0-9]+)?"'
 
 
-def _words(error: ClusterError) -> str:
+def _message(error: ClusterError) -> str:
     """Return the API server's message without the request at its start."""
     return _REQUEST.sub("", str(error))
 

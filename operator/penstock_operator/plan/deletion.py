@@ -59,26 +59,26 @@ def next_step(
     present = sorted(children, key=lambda child: (child["kind"], child["metadata"]["name"]))
     workloads = [child for child in present if child["kind"] in WORKLOADS]
     routers = [child for child in workloads if label_of(child, ROLE_LABEL) == Role.ROUTER]
-    left = [pod for pod in pods if not pod.finished]
-    router_pods = [pod for pod in left if pod.role == Role.ROUTER and pod.name not in idle]
+    not_finished = [pod for pod in pods if not pod.finished]
+    router_pods = [pod for pod in not_finished if pod.role == Role.ROUTER and pod.name not in idle]
     if routers or router_pods:
-        return DeletionStep(_text("router", router_pods), _undeleted(routers), waits_for_idleness=True)
-    if workloads or left:
-        busy = {pod.service for pod in left if pod.alive}
+        return DeletionStep(_text("router", router_pods), _not_deleted(routers), waits_for_idleness=True)
+    if workloads or not_finished:
+        busy = {pod.service for pod in not_finished if pod.alive}
         drain = tuple(sorted(busy & {label_of(child, SERVICE_LABEL) for child in workloads}))
         return DeletionStep(
-            _text("worker", left),
-            _undeleted(child for child in workloads if label_of(child, SERVICE_LABEL) not in busy),
+            _text("worker", not_finished),
+            _not_deleted(child for child in workloads if label_of(child, SERVICE_LABEL) not in busy),
             drain,
             waits_for_idleness=bool(drain),
         )
     if present:
         names = ", ".join(f"{child['kind']} {child['metadata']['name']}" for child in present)
-        return DeletionStep(f"waiting for the deletion of {names}", _undeleted(present))
+        return DeletionStep(f"waiting for the deletion of {names}", _not_deleted(present))
     return DeletionStep("everything is deleted", release=True)
 
 
-def _undeleted(children: Iterable[Object]) -> tuple[Object, ...]:
+def _not_deleted(children: Iterable[Object]) -> tuple[Object, ...]:
     return tuple(child for child in children if not child["metadata"].get("deletionTimestamp"))
 
 

@@ -79,7 +79,7 @@ def outcome(
     """
     end = ended(job)
     if end is None:
-        return _under_way(job, pods, now_s)
+        return _in_progress(job, pods, now_s)
     if end["type"] == "Failed":
         return _failed(job["metadata"]["name"], pods, end)
     if result is None or PROFILE_KEY not in result:
@@ -151,12 +151,12 @@ def _times(job: Mapping[str, Any], phase: ProfilePhase) -> dict[str, str]:
     return {**times, "completionTime": at} if phase.is_final and at else times
 
 
-def _under_way(job: Mapping[str, Any], pods: Sequence[PodView], now_s: float) -> Outcome:
+def _in_progress(job: Mapping[str, Any], pods: Sequence[PodView], now_s: float) -> Outcome:
     name = job["metadata"]["name"]
     found = [each for pod in pods if (each := diagnose(pod, now_s=now_s)) is not None and not pod.finished]
-    trouble = worst(found)
-    if trouble is not None:
-        return Outcome(ProfilePhase.PROFILING, trouble.category.value, str(trouble))
+    problem = worst(found)
+    if problem is not None:
+        return Outcome(ProfilePhase.PROFILING, problem.category.value, str(problem))
     failed = (job.get("status") or {}).get("failed") or 0
     if failed:
         words = last_message(pods)

@@ -71,10 +71,10 @@ def guarantees(gpus: int, members: Mapping[str, PoolMember]) -> dict[str, int]:
         gpus: Number of GPUs of the pool.
         members: Graphs of the pool by name.
     """
-    left, found = gpus, {}
+    remaining_gpus, found = gpus, {}
     for name, each in sorted(members.items(), key=lambda item: (item[1].created, item[0])):
-        found[name] = 0 if each.entry is None else min(each.entry.guaranteed_gpus, left)
-        left -= found[name]
+        found[name] = 0 if each.entry is None else min(each.entry.guaranteed_gpus, remaining_gpus)
+        remaining_gpus -= found[name]
     return found
 
 

@@ -91,7 +91,7 @@ def uncounted_devices(
                 yield ManifestProblem(path=f"{path}.{place}", message=message)
         gpus = graph.spec.gpu_resource_of(name)
         is_claimed = claimed_gpus(graph, name, claimed or {}) is not None
-        if gpus is not None and not is_claimed and _has_claims_beside(gpus, service.pod_template.get("spec")):
+        if gpus is not None and not is_claimed and _has_other_claims(gpus, service.pod_template.get("spec")):
             message = (
                 f"pods ask for {gpus} in addition to what they claim; if a claim holds the GPUs, give their number in "
                 f'gpusPerReplica, which the budget counts, and {gpus}: "0" in the container\'s limits and requests'
@@ -99,7 +99,7 @@ def uncounted_devices(
             yield ManifestProblem(path=f"{path}.resourceClaims", message=message)
 
 
-def _has_claims_beside(gpus: str, spec: object) -> bool:
+def _has_other_claims(gpus: str, spec: object) -> bool:
     """Return whether a container uses a device claim and also requests the extended resource ``gpus``."""
     for container in _list(_map(spec).get("containers")):
         resources = _map(_map(container).get("resources"))

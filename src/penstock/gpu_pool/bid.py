@@ -66,11 +66,11 @@ def replicas_within(bids: Mapping[K, RoleBid], gpus: int) -> dict[K, int]:
         bids: Wanted replicas by role or by service.
         gpus: Maximum GPUs that all the replicas may hold together (the grant of a GPU pool).
     """
-    have, left = dict.fromkeys(bids, 0), gpus
+    have, remaining = dict.fromkeys(bids, 0), gpus
     for key in by_need(bids):
-        if bids[key].gpus > left:
+        if bids[key].gpus > remaining:
             break
-        left -= bids[key].gpus
+        remaining -= bids[key].gpus
         have[key] += 1
     return have
 
