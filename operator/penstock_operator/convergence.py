@@ -15,7 +15,7 @@ from penstock_operator.apply import Applied, Applier, Owner, name_of
 from penstock_operator.draining import Drains, pods_of
 from penstock_operator.observed import ObservedGraph
 from penstock_operator.plan.agreement import RolloutOrder, rollout_order
-from penstock_operator.plan.drift import stamped
+from penstock_operator.plan.drift import with_content_digest
 from penstock_operator.plan.replicas import ReplicasPlan, ServiceState
 from penstock_operator.plan.retirement import replicas_to_keep
 from penstock_operator.queue import Key
@@ -28,11 +28,11 @@ from penstock_operator.trim import Object
 from penstock_operator.workloads import (
     WORKLOADS,
     label_of,
-    marked,
     obsolete,
     replicas_of,
     template_changed,
     with_generations,
+    with_template_digest,
 )
 
 BUILT: Final = 64
@@ -67,7 +67,10 @@ class WantedObjects:
             others = children(graph.model, graph.context, replicas=replicas, unavailable=max_unavailable)
             if problems := list(absent_files(graph.model, others)):
                 raise InvalidSpecError(problems)
-            built = known, [stamped(each) for each in (*adapters, *map(marked, others))]
+            built = (
+                known,
+                [with_content_digest(each) for each in (*adapters, *map(with_template_digest, others))],
+            )
             self._built.put(graph.key, built)
         return built[1]
 

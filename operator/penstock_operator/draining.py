@@ -100,9 +100,9 @@ class Drains:
                 plan = await self._drain(child, snapshot, now_s, has_senders=bool(idle), refusals=refusals)
                 if not plan.spec_replicas:
                     await self._end(pods_of(child, snapshot), plan, now_s)
-        for gone in step.delete:
-            with refusals.of(name_of(gone), "Delete"):
-                await self._applier.delete(gone)
+        for obsolete in step.delete:
+            with refusals.of(name_of(obsolete), "Delete"):
+                await self._applier.delete(obsolete)
         return step
 
     async def retire(

@@ -22,7 +22,7 @@ from penstock.kube.informer import Informer, key_of
 from penstock.kube.kinds import CONFIG_MAP, JOB, POD
 from penstock.kube.objects.names import PROFILE_LABEL, profile_name
 from penstock_operator.apply import Applied, Owner
-from penstock_operator.plan.drift import stamped
+from penstock_operator.plan.drift import with_content_digest
 from penstock_operator.plan.pods import pod_view
 from penstock_operator.plan.profile import Outcome, ended, outcome, request_status
 from penstock_operator.queue import Key, RateLimits, WorkQueue, serve
@@ -108,7 +108,7 @@ class Profiles:
         allowed = await self._parts.allowances.of(key[0])
         context = replace(self._parts.context, owner_uid=owner.uid, namespace=key[0], allowed=allowed)
         try:
-            *before, job = map(stamped, profile_objects(request, graph, context))
+            *before, job = map(with_content_digest, profile_objects(request, graph, context))
         except InvalidSpecError as exc:
             return Outcome(ProfilePhase.FAILED, "InvalidSpec", one_line(exc.problems))
         for stage in (before, [job]):
@@ -124,8 +124,8 @@ class Profiles:
         name = request.spec.graph
         if name is None:
             found, model = template_of(request)
-            wrong = one_line(ManifestProblem(path=dotted(path), message=message) for path, message in found)
-            return model, Outcome(ProfilePhase.FAILED, "InvalidSpec", wrong)
+            message = one_line(ManifestProblem(path=dotted(path), message=message) for path, message in found)
+            return model, Outcome(ProfilePhase.FAILED, "InvalidSpec", message)
         raw = self._parts.cluster.snapshot((namespace, name)).graph
         if raw is None:
             message = f"GraphDeployment {name} does not exist; create it, or use template instead of graph"

@@ -268,7 +268,7 @@ class Reconciler:
                 done = await self._convergence.write(graph, plan, wanted, refusals)
                 found, is_pruned = Findings(done.services, done.applied), done.has_obsolete
                 is_draining = is_draining or done.is_draining
-            allowed, released = await self._ungate(graph, found.services, plan.kept, refusals)
+            allowed, released = await self._ungate(graph, found.services, plan.kept_gated, refusals)
             found = replace(found, waiting=allowed.waiting)
             inputs = await self._reporter.graph(graph, self._snapshot(graph), found, refusals)
         except UnavailableError as exc:
@@ -308,7 +308,7 @@ class Reconciler:
         self,
         graph: ObservedGraph,
         services: Mapping[str, ServiceState],
-        kept: Collection[str],
+        kept_gated: Collection[str],
         refusals: Refusals,
     ) -> tuple[UngatePlan, list[str]]:
         # Surplus pods are not ungated: they would load their model only to be deleted. Controllers delete gated pods first.
@@ -319,7 +319,7 @@ class Reconciler:
             [
                 each
                 for each in self._snapshot(graph).workers()
-                if each.uid not in kept and not (each.gated and each.name in surplus)
+                if each.uid not in kept_gated and not (each.gated and each.name in surplus)
             ],
             budget=graph.effective.gpus,
             priorities=graph.model.spec.priorities,

@@ -85,5 +85,5 @@ class RouterSecrets:
 
 
 def _is_missed(name: str, pods: Iterable[PodView]) -> bool:
-    words = f'secret "{name}" not found'
-    return any(words in each.waiting_message for pod in pods for each in pod.containers)
+    message = f'secret "{name}" not found'
+    return any(message in each.waiting_message for pod in pods for each in pod.containers)

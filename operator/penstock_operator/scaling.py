@@ -68,10 +68,10 @@ class Scaling:
             plan = await self._drains.plan(pool, now_s=graph.now_s)
             services[name] = replace(services[name], plan=plan)
         spec = graph.model.spec
-        kept = pods_kept_for_switch(spec, services, pods)
+        kept_gated = pods_kept_for_switch(spec, services, pods)
         switches = plan_switches(spec, services, pods, now_s=graph.now_s)
         services = keeping_switched_workers(services, switches)
-        return ReplicasPlan(services, first_replicas, blocked(allowed, pods), switches, kept, bid)
+        return ReplicasPlan(services, first_replicas, blocked(allowed, pods), switches, kept_gated, bid)
 
     async def drain(self, graph: ObservedGraph, plan: ReplicasPlan, refusals: Refusals) -> list[EventMessage]:
         """Execute the drains in ``plan``: mark pods, and switch the role of drained workers; return the messages to emit as Events.
@@ -151,9 +151,9 @@ def _service_states(
         wanted = within_grant(wanted, asked, gpus=graph.grant.gpus, pool=graph.grant.title)
     for name, service in graph.model.spec.services.items():
         workload = workload_of(graph.model, name, graph.snapshot.children)
-        there = replicas_of(workload)
-        bounds = replicas_while_paused(wanted[name], there) if graph.paused else wanted[name]
-        state = ServiceState(service, bounds, running=bounds.replicas if there is None else there)
+        existing = replicas_of(workload)
+        bounds = replicas_while_paused(wanted[name], existing) if graph.paused else wanted[name]
+        state = ServiceState(service, bounds, running=bounds.replicas if existing is None else existing)
         if workload is not None:
             newest = template_generation(workload)
             rollout = rollout_view(name, service.role, workload, template_generation=newest)
@@ -200,7 +200,7 @@ def _wanted(graph: ObservedGraph) -> tuple[dict[str, LimitedReplicas], dict[str,
     wanted: dict[str, LimitedReplicas] = {}
     first_replicas: dict[str, int] = {}
     for name, service in graph.model.spec.services.items():
-        there = replicas_of(workload_of(graph.model, name, graph.snapshot.children))
+        existing = replicas_of(workload_of(graph.model, name, graph.snapshot.children))
         desired: int | None = None
         if service.scaling is not None:
             child = child_name(graph.model.name, name)
@@ -209,7 +209,7 @@ def _wanted(graph: ObservedGraph) -> tuple[dict[str, LimitedReplicas], dict[str,
                 desired = live["spec"].get("replicas")
             else:
                 # A deleted adapter is recreated with the number of running replicas, not with the initial number.
-                desired = first_replicas[child] = service.first_replicas if there is None else there
+                desired = first_replicas[child] = service.first_replicas if existing is None else existing
         wanted[name] = limited_replicas(desired, service, max_gpu_budget=graph.effective.ceiling)
     return wanted, first_replicas
 

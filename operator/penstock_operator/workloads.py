@@ -31,7 +31,7 @@ WORKLOADS: Final = frozenset({DEPLOYMENT.kind, LEADER_WORKER_SET.kind})
 _TEMPLATES: Final = {DEPLOYMENT.kind: "template", LEADER_WORKER_SET.kind: "leaderWorkerTemplate"}
 
 
-def marked(workload: Object) -> Object:
+def with_template_digest(workload: Object) -> Object:
     """Return a desired workload (Deployment, LeaderWorkerSet) with a digest of its pod template as annotation; other objects unchanged."""
     if workload["kind"] not in WORKLOADS:
         return workload
@@ -46,7 +46,7 @@ def template_changed(desired: Object, live: Object, found: Iterable[FieldDiffere
     """Return whether writing ``desired`` would start a rollout, which replaces the workload's pods.
 
     Args:
-        desired: Desired workload with the digest of its pod template, from `marked`.
+        desired: Desired workload with the digest of its pod template, from `with_template_digest`.
         live: The existing workload.
         found: Differences between ``desired`` and ``live``.
     """
@@ -62,7 +62,7 @@ def with_generations(
     """Return the desired objects; each workload is annotated with the generation that introduces its pod template.
 
     Args:
-        wanted: Desired objects; workloads with the digest of their pod template, from `marked`.
+        wanted: Desired objects; workloads with the digest of their pod template, from `with_template_digest`.
         live: Existing objects by kind and name.
         rolling: Names of workloads whose pod template is about to change; they get the next generation, other workloads
             keep the generation in their annotation.

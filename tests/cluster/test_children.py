@@ -13,7 +13,7 @@ from penstock.cli.graph import as_yaml, context_of, objects_of
 from penstock.core.errors import ForbiddenError
 from penstock.kube.kinds import KINDS, LEADER_WORKER_SET
 from penstock.kube.objects.names import OPERATOR
-from penstock_operator.plan.drift import differences, stamped
+from penstock_operator.plan.drift import differences, with_content_digest
 from penstock_operator.resources import BuildContext, adapter, children
 
 pytestmark = pytest.mark.cluster
@@ -168,7 +168,7 @@ async def test_children_are_accepted_and_settle(client, live, manifest):
         for name, each in graph.spec.services.items()
         if each.scaling is not None
     ]
-    for each in map(stamped, objects):
+    for each in map(with_content_digest, objects):
         first = await client.apply(each, field_manager=OPERATOR)
         second = await client.apply(each, field_manager=OPERATOR)
         assert without_others(first) == without_others(second)

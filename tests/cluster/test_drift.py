@@ -14,7 +14,7 @@ from penstock.api import GraphDeployment
 from penstock.core.errors import ForbiddenError, InvalidObjectError
 from penstock.kube.kinds import KINDS
 from penstock.kube.objects.names import OPERATOR
-from penstock_operator.plan.drift import differences, stamped
+from penstock_operator.plan.drift import differences, with_content_digest
 from penstock_operator.resources import BuildContext, children
 
 pytestmark = pytest.mark.cluster
@@ -51,7 +51,7 @@ def wanted(manifest, namespace):
     placed["metadata"]["namespace"] = namespace
     graph = GraphDeployment.model_validate(placed)
     context = BuildContext(owner_uid="", namespace=namespace)
-    return [stamped(each) for each in children(graph, context, replicas={}, unavailable={})]
+    return [with_content_digest(each) for each in children(graph, context, replicas={}, unavailable={})]
 
 
 def leaves(value, path=()):

@@ -248,14 +248,14 @@ def _renewal(fact: LeaseFact, now_s: float | None, subject: str, logs: str) -> F
         each.get("spec", {}) if isinstance(each, dict) else {} for each in (fact.first, fact.later)
     )
     holder, renewed = spec["holderIdentity"], spec["renewTime"]
-    moved = first.get("renewTime") not in (None, renewed)
+    is_renewed_now = first.get("renewTime") not in (None, renewed)
     term_s = float(spec.get("leaseDurationSeconds") or LEASE_S)
     age_s = None if now_s is None else now_s - datetime.fromisoformat(renewed).timestamp()
-    if moved and age_s is not None and not -SKEW_S <= age_s <= term_s:
+    if is_renewed_now and age_s is not None and not -SKEW_S <= age_s <= term_s:
         side = "behind" if age_s > 0 else "ahead of"
         message = f"the clock of {holder} is {abs(age_s):.0f} s {side} the API server's"
         return warning(subject, message, "synchronise the clock of its node")
-    if moved:
+    if is_renewed_now:
         return ok(subject, f"held by {holder}, renewed during the check")
     if age_s is None:
         remedy = "check for longer: penstock doctor --interval 20"
@@ -275,7 +275,7 @@ def _rights(fact: RightsFact) -> Finding:
         )
         return unknown(subject, fact.unreadable.why, command)
     if not fact.missing:
-        return ok(subject, f"{fact.who} may do all {fact.asked} things that it needs")
+        return ok(subject, f"{fact.who} may do all {fact.checked} things that it needs")
     message = f"{fact.who} may not {', '.join(map(str, fact.missing))}"
     one = fact.missing[0]
     resource, _, sub = one.resource.partition("/")
@@ -360,16 +360,16 @@ def _missing_operator(graph: Object, facts: Facts) -> tuple[str, str] | None:
     operators = [each for each in installed if each["spec"].get("replicas", 1)]
     if not operators:
         return "no operator runs", _start(installed[0]) if installed else _install(facts)
-    there = [each for each in operators if scope_of(each) in {None, namespace}]
-    acting = [each for each in there if is_of_class(graph["spec"], class_of(each))]
-    if not there:
+    watching = [each for each in operators if scope_of(each) in {None, namespace}]
+    responsible = [each for each in watching if is_of_class(graph["spec"], class_of(each))]
+    if not watching:
         return f"no operator watches namespace {namespace}", _watch_namespace_command(namespace, operators)
-    if not acting:
-        name, others = graph["spec"]["operatorClass"], sorted(set(map(class_of, there)))
+    if not responsible:
+        name, others = graph["spec"]["operatorClass"], sorted(set(map(class_of, watching)))
         why = f"no operator of its class {name} watches it, only of {', '.join(others)}"
         install = f"helm upgrade --install penstock-{name} charts/penstock --namespace {namespace}"
         return why, f"{install} --set crds.install=false --set operatorClass={name}"
-    names = {lease_of(each) for each in acting}
+    names = {lease_of(each) for each in responsible}
     found = [
         _lease(each, facts.server_now_s) for each in facts.leases if (each.namespace, each.name) in names
     ]

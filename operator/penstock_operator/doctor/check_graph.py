@@ -168,8 +168,8 @@ def _single_router(subject: str, services: Object) -> Iterator[Finding]:
     """Report a graph whose specification has only one router."""
     routers = {name: each for name, each in services.items() if each.get("role") == "router"}
     for name, each in routers.items() if len(routers) == 1 else ():
-        most = (each.get("scaling") or {}).get("maxReplicas", each.get("replicas"))
-        if most == 1:
+        maximum = (each.get("scaling") or {}).get("maxReplicas", each.get("replicas"))
+        if maximum == 1:
             message = "has one router, so no request is answered while its node is drained or it restarts"
             remedy = f"remove services.{name}.replicas, which means {DEFAULT_ROUTERS}, or write {DEFAULT_ROUTERS} or more"
             yield warning(subject, message, remedy)
@@ -292,8 +292,8 @@ def _rejections(
     subject: str, first: list[Sample], later: list[Sample], interval_s: float
 ) -> Iterator[Finding]:
     """Report the fraction of the requests between the two readings that the router rejected."""
-    arrived, *lost = (_total(later, name) - _total(first, name) for name in _ADMISSION_SERIES[:3])
-    rejected = sum(lost)
+    arrived, *rejections = (_total(later, name) - _total(first, name) for name in _ADMISSION_SERIES[:3])
+    rejected = sum(rejections)
     if rejected <= 0:
         return
     waiting = _total(later, names.ROUTER_QUEUE_REQUESTS)

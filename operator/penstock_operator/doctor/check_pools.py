@@ -136,47 +136,47 @@ def _tolerates(toleration: Toleration, taint: Mapping[str, str]) -> bool:
 
 
 def _gpus(pool: _Pool, nodes: list[Object], requested: Requested) -> Iterator[Finding]:
-    asked = [need for need in pool.needs if need.resource]
-    if not asked:
+    with_gpus = [need for need in pool.needs if need.resource]
+    if not with_gpus:
         yield ok(pool.subject, f"{len(nodes)} nodes; no service requests their GPUs")
         return
-    resource = asked[0].resource  # all services of a pool use the pool's resource
-    here = {
+    resource = with_gpus[0].resource  # all services of a pool use the pool's resource
+    offered = {
         each["metadata"]["name"]: int(
             quantity(each.get("status", {}).get("allocatable", {}).get(resource, 0)) or 0
         )
         for each in nodes
     }
-    total = sum(here.values())
+    total = sum(offered.values())
     if not total:
         remedy = "check the device plugin: kubectl get daemonsets -A; kubectl describe node NODE"
         yield problem(pool.subject, f"none of its {len(nodes)} nodes offers {resource}", remedy)
         return
-    yield from _shortages(pool, asked, total, max(here.values()))
+    yield from _shortages(pool, with_gpus, total, max(offered.values()))
     if isinstance(requested, Unreadable):
         use = f"; the number in use is unknown: {requested.why}"
     else:
-        taken = sum(requested.get(node, {}).get(resource, 0) for node in here)
-        use = f": {taken} taken, {total - taken} free"
-    yield ok(pool.subject, f"{len(here)} nodes with {total} {resource}{use}")
+        in_use = sum(requested.get(node, {}).get(resource, 0) for node in offered)
+        use = f": {in_use} taken, {total - in_use} free"
+    yield ok(pool.subject, f"{len(offered)} nodes with {total} {resource}{use}")
 
 
 def _shortages(pool: _Pool, needs: list[_Need], total: int, largest: int) -> Iterator[Finding]:
-    resource, now, most = needs[0].resource, 0, 0
+    resource, now, maximum = needs[0].resource, 0, 0
     for need in needs:
         now += need.spec.first_replicas * need.spec.nodes_per_replica * need.per_pod
-        most += need.spec.replica_bounds[1] * need.spec.nodes_per_replica * need.per_pod
+        maximum += need.spec.replica_bounds[1] * need.spec.nodes_per_replica * need.per_pod
         if need.per_pod > largest:
             message = (
                 f"{need.service} asks for {need.per_pod} {resource} on one node, the largest has {largest}"
             )
             remedy = f"lower services.{need.service}.gpusPerReplica, or raise its nodesPerReplica"
             yield problem(pool.subject, message, remedy)
-    most = most if pool.ceiling is None else min(most, pool.ceiling)
+    maximum = maximum if pool.ceiling is None else min(maximum, pool.ceiling)
     has = f"{resource}, the nodes have {total}"
     if now > total:
         yield problem(pool.subject, f"its services start with {now} {has}", "add nodes, or lower replicas")
-    elif most > total:
+    elif maximum > total:
         remedy = "add nodes, or lower maxReplicas or planner.maxGpuBudget"
-        message = f"its services may grow to {most} {has}; more replicas stay pending"
+        message = f"its services may grow to {maximum} {has}; more replicas stay pending"
         yield warning(pool.subject, message, remedy)

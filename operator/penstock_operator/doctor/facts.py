@@ -69,7 +69,7 @@ class RightsFact:
         who: ``you`` or ``system:serviceaccount:NAMESPACE:NAME``.
         component: ``operator`` or ``planner``; empty for the user who runs the doctor.
         namespace: Namespace in which the rights are needed; None means all.
-        asked: Number of rights that were checked.
+        checked: Number of rights that were checked.
         missing: Needed rights that the account does not have.
         unreadable: Reason why rights could not be checked; None if they could.
     """
@@ -77,7 +77,7 @@ class RightsFact:
     who: str
     component: str
     namespace: str | None
-    asked: int
+    checked: int
     missing: tuple[Right, ...] = ()
     unreadable: Unreadable | None = None
 

@@ -234,7 +234,7 @@ class _Gatherer:
         return await asyncio.gather(*map(self._readable_or_none, calls))
 
     async def _rights(self, deployments: tuple[Object, ...] | Unreadable) -> tuple[RightsFact, ...]:
-        asked = [self._rights_of("you", "", self._scope.namespace, USER_RIGHTS)]
+        readings = [self._rights_of("you", "", self._scope.namespace, USER_RIGHTS)]
         for each in () if isinstance(deployments, Unreadable) else deployments:
             component, scope = component_of(each), scope_of(each)
             of_operator = CLUSTER_OPERATOR_RIGHTS if scope is None else OPERATOR_RIGHTS
@@ -242,8 +242,8 @@ class _Gatherer:
             if rights is not None:
                 account = each["spec"]["template"]["spec"].get("serviceAccountName", "default")
                 who = f"system:serviceaccount:{each['metadata']['namespace']}:{account}"
-                asked.append(self._rights_of(who, component, scope, rights))
-        return tuple(await asyncio.gather(*asked))
+                readings.append(self._rights_of(who, component, scope, rights))
+        return tuple(await asyncio.gather(*readings))
 
     async def _rights_of(
         self, who: str, component: str, namespace: str | None, rights: Sequence[Right]
@@ -327,8 +327,8 @@ class _Gatherer:
             if (uid := each["metadata"]["uid"]) in now
             and not (now[uid]["metadata"].get("deletionTimestamp") and _answers_nothing(facts, each))
         )
-        kept = {each["metadata"]["name"] for each in pods if pod_view(each).ready}
-        pages = {name: page for name, page in facts.pages.items() if name in kept}
+        ready_names = {each["metadata"]["name"] for each in pods if pod_view(each).ready}
+        pages = {name: page for name, page in facts.pages.items() if name in ready_names}
         return replace(facts, pods=pods, pages=pages)
 
     async def _pages(self, pods: list[Object]) -> dict[str, str | Unreadable]:
@@ -420,8 +420,8 @@ def _add_requests(requested: dict[str, dict[str, int]], pod: Object) -> None:
     node = pod.get("spec", {}).get("nodeName")
     if not node or pod.get("status", {}).get("phase") in FINISHED_PHASES:
         return
-    here = requested.setdefault(node, {})
+    on_node = requested.setdefault(node, {})
     for container in pod["spec"].get("containers", ()):
         for resource, amount in container.get("resources", {}).get("requests", {}).items():
             if "/" in resource:
-                here[resource] = here.get(resource, 0) + int(quantity(amount) or 0)
+                on_node[resource] = on_node.get(resource, 0) + int(quantity(amount) or 0)

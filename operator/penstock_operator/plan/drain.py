@@ -108,11 +108,11 @@ def replicas_while_paused(requested: LimitedReplicas, running: int | None) -> Li
         requested: Replicas that the service would have if the graph was not paused.
         running: Replicas of the service's workload; None if there is no workload, which counts as 0.
     """
-    kept = running or 0
-    if requested.replicas == kept:
+    current = running or 0
+    if requested.replicas == current:
         return requested
-    message = f"{requested.replicas} replicas are desired; the graph is paused and keeps {kept}"
-    return LimitedReplicas(kept, "Paused", message)
+    message = f"{requested.replicas} replicas are desired; the graph is paused and keeps {current}"
+    return LimitedReplicas(current, "Paused", message)
 
 
 def with_one_more(requested: LimitedReplicas) -> LimitedReplicas:

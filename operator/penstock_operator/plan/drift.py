@@ -4,7 +4,7 @@ Pure functions. The reconciler writes an object only if this comparison finds a 
 every manual edit of a desired value, and must ignore the API server's defaults, canonical forms and additions of
 other writers.
 
-A value that is *no longer* desired cannot be found by comparing the desired values. Therefore `stamped` adds a digest
+A value that is *no longer* desired cannot be found by comparing the desired values. Therefore `with_content_digest` adds a digest
 of the entire desired object as an annotation: removing a value changes the digest, and the apply that follows lets
 the API server delete the fields that this field manager owned and no longer names.
 """
@@ -108,7 +108,7 @@ class FieldDifference:
         return f"{self.path}: expected {_short(self.desired)}, {found}"
 
 
-def stamped(desired: Mapping[str, Any]) -> dict[str, Any]:
+def with_content_digest(desired: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the object ``desired`` with a digest of its content in the annotation ``penstock.dev/applied``."""
     text = orjson.dumps(desired, option=orjson.OPT_SORT_KEYS)
     digest = hashlib.sha256(text).hexdigest()[:16]

@@ -159,8 +159,8 @@ def _in_progress(job: Mapping[str, Any], pods: Sequence[PodView], now_s: float) 
         return Outcome(ProfilePhase.PROFILING, problem.category.value, str(problem))
     failed = (job.get("status") or {}).get("failed") or 0
     if failed:
-        words = last_message(pods)
-        message = f"Job {name} tries again after {failed} failed {'try' if failed == 1 else 'tries'}: {words}"
+        last = last_message(pods)
+        message = f"Job {name} tries again after {failed} failed {'try' if failed == 1 else 'tries'}: {last}"
         return Outcome(ProfilePhase.PROFILING, "Retrying", message)
     if any(pod.ready or any(each.running_since_s for each in pod.containers) for pod in pods):
         return Outcome(
@@ -170,10 +170,10 @@ def _in_progress(job: Mapping[str, Any], pods: Sequence[PodView], now_s: float) 
 
 
 def _failed(name: str, pods: Sequence[PodView], end: Mapping[str, Any]) -> Outcome:
-    reason, words = str(end.get("reason") or "Failed"), last_message(pods)
+    reason, last = str(end.get("reason") or "Failed"), last_message(pods)
     is_late = reason == "DeadlineExceeded"
     remedy = "raise timeoutSeconds, or measure fewer sizes" if is_late else "correct the reported problem"
-    message = f"Job {name}: {end.get('message') or reason}. {words}; {remedy}, then delete the request and apply it again"
+    message = f"Job {name}: {end.get('message') or reason}. {last}; {remedy}, then delete the request and apply it again"
     return Outcome(ProfilePhase.FAILED, reason, message)
 
 

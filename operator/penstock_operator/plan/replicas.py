@@ -70,7 +70,7 @@ class ReplicasPlan:
         first_replicas: Initial replicas of ScalingAdapters that do not exist yet, by the adapter's name.
         blocked: Number of replicas by service that cannot run because the GPU budget is used up.
         switches: Drained workers that change their role.
-        kept: UIDs of pods whose scheduling gate must stay, because a draining worker will switch its role and take
+        kept_gated: UIDs of pods whose scheduling gate must stay, because a draining worker will switch its role and take
             their place.
         bid: What the graph requests from its GPU pool, before the pool's grant limits it: the GPU count of each desired
             worker replica, the most needed first. Replicas within a service's minimum come first; each further one is
@@ -82,7 +82,7 @@ class ReplicasPlan:
     first_replicas: Mapping[str, int]
     blocked: Mapping[str, int]
     switches: tuple[RoleSwitch, ...] = ()
-    kept: frozenset[str] = frozenset()
+    kept_gated: frozenset[str] = frozenset()
     bid: tuple[int, ...] = ()
 
     @property

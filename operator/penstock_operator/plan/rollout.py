@@ -78,8 +78,8 @@ def unavailable(
         return 0
     if not role.is_worker or budget is None or wanted_gpus + gpus_per_replica <= budget:
         return 0
-    beyond = math.ceil(max(0, wanted_gpus - budget) / gpus_per_replica) if gpus_per_replica else 0
-    return 1 + min(beyond, blocked)
+    excess = math.ceil(max(0, wanted_gpus - budget) / gpus_per_replica) if gpus_per_replica else 0
+    return 1 + min(excess, blocked)
 
 
 def rollout_view(
@@ -102,22 +102,22 @@ def rollout_view(
     updated, existing = int(status.get("updatedReplicas", 0)), int(status.get("replicas", 0))
     generation = int((workload.get("metadata") or {}).get("generation", 0))
     newest = generation if template_generation is None else template_generation
-    behind = newest > int(status.get("observedGeneration", newest))
+    is_unobserved = newest > int(status.get("observedGeneration", newest))
     strategy = (spec.get("strategy") or {}).get("rollingUpdate") or (spec.get("rolloutStrategy") or {}).get(
         "rollingUpdateConfiguration", {}
     )
     conditions: list[dict[str, Any]] = status.get("conditions") or []
-    words = [each.get("message", "") for each in conditions if each.get("reason") == _DEADLINE]
-    stuck = bool(words) and not behind
+    messages = [each.get("message", "") for each in conditions if each.get("reason") == _DEADLINE]
+    stuck = bool(messages) and not is_unobserved
     return RolloutView(
         service=service,
         role=role,
         ready=int(status.get("readyReplicas", 0)),
         updated=updated,
-        rolling=behind or existing > updated,
+        rolling=is_unobserved or existing > updated,
         surges=bool(strategy.get("maxSurge")),
         stuck=stuck,
-        message=str(words[0]) if stuck else "",
+        message=str(messages[0]) if stuck else "",
     )
 
 

@@ -31,8 +31,8 @@ def plan_switches(
         now_s: Current Unix time in seconds.
     """
     found: list[RoleSwitch] = []
-    for giver, taker in _switch_pairs(spec, services):
-        plan, grace_s = services[giver].plan, services[giver].spec.termination_grace_period_seconds
+    for source, target in _switch_pairs(spec, services):
+        plan, grace_s = services[source].plan, services[source].spec.termination_grace_period_seconds
         removable = () if plan is None else plan.removable
         # A worker whose grace period is over may still stream, so it cannot switch.
         workers = [
@@ -43,7 +43,7 @@ def plan_switches(
             and each.drain_since_s is not None
             and now_s - each.drain_since_s < grace_s
         ]
-        waiting = _waiting_pods(services[taker], taker, pods)
+        waiting = _waiting_pods(services[target], target, pods)
         found += [RoleSwitch(*pair) for pair in zip(workers, waiting, strict=False)]
     return tuple(found)
 
@@ -61,9 +61,9 @@ def pods_kept_for_switch(
         pods: All worker pods of the graph.
     """
     kept: set[str] = set()
-    for giver, taker in _switch_pairs(spec, services):
-        draining = [each for each in pods if each.service == giver and each.draining and each.ready]
-        waiting = _waiting_pods(services[taker], taker, pods)
+    for source, target in _switch_pairs(spec, services):
+        draining = [each for each in pods if each.service == source and each.draining and each.ready]
+        waiting = _waiting_pods(services[target], target, pods)
         kept |= {pod.uid for _, pod in zip(draining, waiting, strict=False)}
     return frozenset(kept)
 

@@ -221,19 +221,19 @@ def _valid(problems: Collection[str]) -> ConditionResult:
 
 
 def _guarantees_met(rows: Sequence[Mapping[str, Any]], members: Mapping[str, PoolMember]) -> ConditionResult:
-    short = [
+    shortfalls = [
         f"{row['name']} lacks {row['shortfall']} of {row['guaranteed']} GPUs"
         for row in rows
         if row["shortfall"]
     ]
-    if not short:
+    if not shortfalls:
         return ConditionResult(GUARANTEES_MET, True, "Met", "every guarantee is satisfied")
     returning = [
         f"{row['name']} returns {row['maxHeld'] - row['granted']}"
         for row in rows
         if row["maxHeld"] > row["granted"] and members[row["name"]].held > row["granted"]
     ]
-    return ConditionResult(GUARANTEES_MET, False, "Waiting", "; ".join([*short, *returning]))
+    return ConditionResult(GUARANTEES_MET, False, "Waiting", "; ".join([*shortfalls, *returning]))
 
 
 def _counted(observed: PoolObservation, nodes: PoolNodes) -> ConditionResult:

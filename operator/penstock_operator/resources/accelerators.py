@@ -115,10 +115,10 @@ def _devices(spec: object) -> Iterator[tuple[str, str]]:
         for container in _list(_map(spec).get(kind)):
             resources = _map(_map(container).get("resources"))
             for each in ("limits", "requests"):
-                for resource, asked in _map(resources.get(each)).items():
+                for resource, requested in _map(resources.get(each)).items():
                     vendor, slash, _ = resource.partition("/")
                     is_device = bool(slash) and not f".{vendor}".endswith(f".{_OF_KUBERNETES}")
-                    if is_device and str(asked) not in {"0", "None"}:
+                    if is_device and str(requested) not in {"0", "None"}:
                         yield f"{kind}[{_map(container).get('name')}].resources", resource
 
 

@@ -490,7 +490,11 @@ def _with_own_marks(
             spec["schedulingGates"] = [{"name": BUDGET_GATE}, *others]
     elif graph.spec.traits.frontend is None:
         annotations[CONFIG_ANNOTATION] = config_digest(graph)
-    marked = {**metadata, "labels": {**metadata.get("labels", {}), **labels}, "annotations": annotations}
+    own_metadata = {
+        **metadata,
+        "labels": {**metadata.get("labels", {}), **labels},
+        "annotations": annotations,
+    }
     if not annotations:
-        del marked["annotations"]
-    return {**template, "metadata": marked, "spec": spec}
+        del own_metadata["annotations"]
+    return {**template, "metadata": own_metadata, "spec": spec}

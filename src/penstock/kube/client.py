@@ -298,11 +298,11 @@ class KubeClient:
     async def server_time_s(self) -> float:
         """Return the API server's time as Unix time in whole seconds, from the Date header of an answer."""
         call = KubeCall("GET", "/version", {})
-        said = (await self.transport.send(call)).headers.get("date", "")
+        date = (await self.transport.send(call)).headers.get("date", "")
         try:
-            return parsedate_to_datetime(said).timestamp()
+            return parsedate_to_datetime(date).timestamp()
         except ValueError as exc:
-            raise ClusterError(f"{call}: no valid Date header, but {said!r}") from exc
+            raise ClusterError(f"{call}: no valid Date header, but {date!r}") from exc
 
     @asynccontextmanager
     async def watch(

@@ -354,11 +354,11 @@ class Transport:
                 server=self.credentials.configuration.host,
             )
             credentials = await read_credentials(kubeconfig=self._kubeconfig, context=self._context)
-            fresh = _api_client(credentials.configuration)
+            new_client = _api_client(credentials.configuration)
             now_s = time.monotonic()
             # Calls in progress finish on the old connections.
             self._retired.append((now_s, self._api))
-            self._api, self.credentials = fresh, credentials
+            self._api, self.credentials = new_client, credentials
             self.version += 1
             while self._retired[0][0] < now_s - RETIRED_S:
                 await self._retired.pop(0)[1].close()

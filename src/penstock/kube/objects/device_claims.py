@@ -33,12 +33,12 @@ def _devices(request: Mapping[str, Any], is_counted: Callable[[str], bool]) -> i
     return counts.pop() if len(counts) == 1 else None
 
 
-def _count(asked: Mapping[str, Any], is_counted: Callable[[str], bool]) -> int | None:
-    if asked.get("adminAccess") is True or not is_counted(str(asked.get("deviceClassName"))):
+def _count(requested: Mapping[str, Any], is_counted: Callable[[str], bool]) -> int | None:
+    if requested.get("adminAccess") is True or not is_counted(str(requested.get("deviceClassName"))):
         return 0
-    if asked.get("allocationMode", "ExactCount") != "ExactCount":
+    if requested.get("allocationMode", "ExactCount") != "ExactCount":
         return None
-    count = asked.get("count", 1)
+    count = requested.get("count", 1)
     return count if isinstance(count, int) and count > 0 else None
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.kube.objects.names import APPLIED_ANNOTATION
 from penstock.kube.objects.quantity import quantity
-from penstock_operator.plan.drift import differences, stamped
+from penstock_operator.plan.drift import differences, with_content_digest
 
 
 def drifted(desired, live):
@@ -203,8 +203,10 @@ def test_corner_cases(want, found, is_drift):
 
 def test_the_stamp_changes_with_what_is_no_longer_wanted():
     """Dropping a value is seen though the live object still holds all that is wanted."""
-    before = stamped({"metadata": {"name": "a", "annotations": {"k": "v"}}, "data": {"x": "1", "y": "2"}})
-    after = stamped({"metadata": {"name": "a", "annotations": {"k": "v"}}, "data": {"x": "1"}})
+    before = with_content_digest(
+        {"metadata": {"name": "a", "annotations": {"k": "v"}}, "data": {"x": "1", "y": "2"}}
+    )
+    after = with_content_digest({"metadata": {"name": "a", "annotations": {"k": "v"}}, "data": {"x": "1"}})
     assert before["metadata"]["annotations"]["k"] == "v"
     found = drifted(after, before)
     assert found is not None
