@@ -1,6 +1,6 @@
-"""The kinds GpuPool and ClusterGpuPool: GPUs that graphs share, what each is guaranteed, and who borrows first.
+"""The kinds GpuPool and ClusterGpuPool: GPUs that graphs share, the guarantee of each graph, and which graph borrows first.
 
-`pool_rules` has the rules that need the graphs, too.
+`pool_rules` has the rules that also need the graphs.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ PoolGpus = Annotated[int, Field(strict=True, ge=0, le=100_000)]
 
 
 class PoolEntry(SpecModel):
-    """What each graph that an entry matches may draw."""
+    """Guarantee, limit and priority of each graph that the entry matches."""
 
-    match: PoolMatch = Field(description="The graphs that this entry is for.")
+    match: PoolMatch = Field(description="Selects the graphs to which this entry applies.")
     guaranteed_gpus: PoolGpus = entry(
         0,
-        "GPUs that each matched graph gets whenever its planner wants them; graphs that borrowed them give them back.",
+        "GPUs that each matched graph gets whenever its planner requests them; graphs that borrowed them return them.",
     )
-    max_gpus: PoolGpus | None = entry(None, "Maximum GPUs that each of them may hold; null: the pool's.")
+    max_gpus: PoolGpus | None = entry(
+        None, "Maximum GPUs that each matched graph can hold; null: all GPUs of the pool."
+    )
     priority: PoolPriority = entry(
         PoolPriority.NORMAL,
-        "Priority for borrowing GPUs that no guarantee needs; the higher one borrows first.",
+        "Priority for borrowing GPUs that no guarantee needs; the graph with the higher priority borrows first.",
     )
 
     rules = (
@@ -55,24 +57,24 @@ class PoolEntry(SpecModel):
 
 
 class ClusterPoolEntry(PoolEntry):
-    """What each graph that an entry matches may draw, of the namespaces that it names."""
+    """Guarantee, limit and priority of each graph that the entry matches, in the namespaces that it names."""
 
-    match: ClusterPoolMatch = Field(description="The graphs that this entry is for.")
+    match: ClusterPoolMatch = Field(description="Selects the graphs to which this entry applies.")
 
 
 class PoolReclaim(SpecModel):
-    """How GPUs come back."""
+    """How graphs return borrowed GPUs."""
 
     grace_seconds: Annotated[Integer, Field(ge=0, le=86400)] | None = entry(
         None,
-        "Maximum drain time of a worker whose GPU the pool takes back, seconds; then it is ended, and its streams continue "
-        "elsewhere or are lost. null: its terminationGracePeriodSeconds.",
+        "Maximum drain time, in seconds, of a worker whose GPU the pool reclaims; the worker is then terminated, and its streams are "
+        "resumed on another worker or lost. null: the worker's terminationGracePeriodSeconds.",
     )
     order: Annotated[tuple[ReclaimBy, ...], Field(min_length=1, max_length=3)] = entry(
         tuple(ReclaimBy),
-        "Order in which graphs give back borrowed GPUs; the first entry that tells two graphs apart decides. priority: the lower "
-        "one, within it the largest borrower; idle: the one that has not used its grant yet; newest: the one that was granted "
-        "last. Without priority that is the last.",
+        "Criteria for which graph returns borrowed GPUs first; the first criterion in which two graphs differ decides. priority: the "
+        "graph with the lower priority, and among equal ones the largest borrower; idle: the graph that has not used its grant yet; "
+        "newest: the graph whose grant was raised last. If priority is not listed, it is added as the last criterion.",
     )
 
     rules = (
@@ -94,32 +96,35 @@ def _above_pool(spec: Any) -> Iterator[Breach]:
 
 
 class GpuPoolSpec(SpecModel):
-    """The pool."""
+    """Size of a pool, and the graphs that share it."""
 
     gpus: Annotated[Integer, Field(ge=1, le=100_000)] | None = entry(
         None,
-        "GPUs that the graphs hold together at most, those of draining workers included; null: those of the nodes of nodeSelector, "
-        "as on Kubernetes alone.",
+        "Maximum GPUs that the graphs hold together, including those of draining workers; null: the GPUs of the nodes that "
+        "nodeSelector selects, which works on Kubernetes only.",
     )
     graphs: Annotated[tuple[PoolEntry, ...], Field(max_length=64)] = Field(
-        description="Who may draw, at most 64 entries; a graph is matched by one at most."
+        description="Graphs that share the pool, at most 64 entries; the first entry that matches a graph applies."
     )
     hold_seconds: Annotated[Integer, Field(ge=0, le=86400), WHOLE] = entry(
         60,
-        "Time for which a graph that gained GPUs loses none except to guarantees, and one that lost some gains none above its own; "
-        "about the start-up of a replica; seconds.",
+        "Seconds for which a graph that gained GPUs loses none except to guarantees, and a graph that lost GPUs gains none above its "
+        "guarantee; set it to about the start-up time of a replica.",
     )
-    reclaim: PoolReclaim = entry(PoolReclaim(), "How GPUs that were lent come back.")
+    reclaim: PoolReclaim = entry(PoolReclaim(), "How graphs return borrowed GPUs.")
     node_selector: dict[str, str] = entry(
         {},
-        "On Kubernetes: the GPUs that nodes with these labels offer count, NotReady and cordoned nodes and what other pods there hold "
-        "left out, and no more than gpus. Needs the chart's rbac.nodes; foreign pods are seen by an operator of the complete cluster.",
+        "On Kubernetes: labels of the nodes whose GPUs the pool counts, at most `gpus`. GPUs of NotReady and cordoned nodes, and GPUs "
+        "that other pods hold there, are not counted. Needs the chart's rbac.nodes; only a cluster-wide operator sees pods of other namespaces.",
     )
     resource: Annotated[
         str, Field(min_length=3, max_length=253, pattern=r"^[a-z0-9.-]+(/[A-Za-z0-9_.-]+)?$")
-    ] = entry("nvidia.com/gpu", "Extended resource that is counted on those nodes; no DRA device class.")
+    ] = entry(
+        "nvidia.com/gpu",
+        "Extended resource that is counted on those nodes; DRA device classes are not supported.",
+    )
     operator_class: OperatorClass = entry(
-        OPERATOR_CLASS, "Class of the operator that allocates this pool, and of its graphs; immutable."
+        OPERATOR_CLASS, "Class of the operator that allocates this pool, and of the pool's graphs; immutable."
     )
 
     rules = (
@@ -139,7 +144,7 @@ class GpuPoolSpec(SpecModel):
             cel="has(self.gpus) || (has(self.nodeSelector) && self.nodeSelector.size() > 0)",
             holds=lambda spec: spec.gpus is not None or bool(spec.node_selector),
             text="neither gpus nor nodeSelector",
-            remedy="write how many GPUs there are, or which nodes to count",
+            remedy="set gpus to the number of GPUs, or nodeSelector to the nodes to count",
         ),
         Rule(
             path="gpus",
@@ -153,43 +158,45 @@ class GpuPoolSpec(SpecModel):
 
 
 class ClusterGpuPoolSpec(GpuPoolSpec):
-    """The pool of several namespaces."""
+    """Size of a pool for several namespaces, and the graphs that share it."""
 
     graphs: Annotated[tuple[ClusterPoolEntry, ...], Field(max_length=64)] = Field(
-        description="Who may draw, at most 64 entries; a graph is matched by one at most."
+        description="Graphs that share the pool, at most 64 entries; the first entry that matches a graph applies."
     )
 
 
 class PoolObject(KubernetesObject):
-    """What both kinds of pool have."""
+    """Common part of GpuPool and ClusterGpuPool."""
 
     spec: GpuPoolSpec = Field(description="The pool's GPUs, and the graphs that may use them.")
     status: GpuPoolStatus | None = entry(None, "Written by the operator.")
 
     @property
     def title(self) -> str:
-        """Kind and name, as sentences have them."""
+        """Kind and name as messages show them, such as ``GpuPool team-a``."""
         return f"{self.kind} {self.name}"
 
     @property
     def written_gpus(self) -> int:
-        """The GPUs that are written, which count where there are no nodes to count.
+        """Value of ``spec.gpus``, which applies wherever there are no nodes to count.
 
         Raises:
-            InvalidSpecError: none are written.
+            InvalidSpecError: ``spec.gpus`` is not set.
         """
         if self.spec.gpus is None:
-            message = f"{self.title}: not written, and only a cluster has nodes to count; write how many GPUs there are"
+            message = (
+                f"{self.title}: missing, and only a cluster has nodes to count; set it to the number of GPUs"
+            )
             raise InvalidSpecError([ManifestProblem("spec.gpus", message)])
         return self.spec.gpus
 
     def called(self, graph: GraphDeployment) -> str:
-        """Return a graph's name among the pool's."""
+        """Return the name under which the pool's status lists a graph."""
         return self.member(graph.metadata.namespace, graph.name)
 
     @staticmethod
     def member(namespace: str | None, name: str) -> str:  # noqa: ARG004 - for subclasses
-        """Return the name, among the pool's graphs, of one of this namespace and name."""
+        """Return the name under which the pool's status lists the graph with this namespace and name."""
         return name
 
 
@@ -200,13 +207,13 @@ class GpuPool(PoolObject):
 
 
 class ClusterGpuPool(PoolObject):
-    """GPUs that graphs of several namespaces share, as in a GpuPool; of no namespace; short name cgpool."""
+    """GPUs that graphs of several namespaces share, as in a GpuPool; cluster-scoped; short name cgpool."""
 
     kind: Literal["ClusterGpuPool"] = entry("ClusterGpuPool", "Kind.")
     spec: ClusterGpuPoolSpec = Field(description="The pool's GPUs, and the graphs that may use them.")
 
     def within(self, namespaces: Mapping[str, Mapping[str, str]]) -> ClusterGpuPool:
-        """Return the same with labels of namespaces resolved to their names; ``namespaces``: labels by name."""
+        """Return the pool with namespace labels replaced by the names of the matching namespaces; ``namespaces`` are labels by name."""
         entries = [
             each.model_copy(update={"match": each.match.within(namespaces)}) for each in self.spec.graphs
         ]
@@ -214,5 +221,5 @@ class ClusterGpuPool(PoolObject):
 
     @staticmethod
     def member(namespace: str | None, name: str) -> str:
-        """Return the name, among the pool's graphs, of one of this namespace and name."""
+        """Return the name under which the pool's status lists the graph with this namespace and name."""
         return name if namespace is None else f"{namespace}/{name}"

@@ -1,4 +1,4 @@
-"""Which graphs an entry of a GpuPool or ClusterGpuPool is for."""
+"""Selects the graphs to which an entry of a GpuPool or ClusterGpuPool applies."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NamespacePattern = Annotated[
 
 
 class PoolMatch(SpecModel):
-    """Which graphs an entry is for; every key that is given must fit."""
+    """Selects the graphs to which an entry applies; every key that is set must match."""
 
     name: DnsLabel | None = entry(None, "Name of the graph; null: any.")
-    labels: dict[str, str] = entry({}, "Labels that the graph carries, all of them.")
+    labels: dict[str, str] = entry({}, "Labels that a graph must all have.")
 
     rules: ClassVar[tuple[Rule[Any], ...]] = (
         Rule(
@@ -35,20 +35,20 @@ class PoolMatch(SpecModel):
     )
 
     def fits(self, graph: GraphDeployment) -> bool:
-        """Return whether a graph is meant."""
+        """Return whether the entry applies to a graph."""
         return self.covers(graph.name, graph.metadata.labels, graph.metadata.namespace)
 
     def may_cover(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:
-        """Return the same as `covers`, as far as that shows without the labels of namespaces."""
+        """Return whether the entry can apply to the graph, without knowing the labels of namespaces."""
         return self.covers(name, labels, namespace)
 
     def covers(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:  # noqa: ARG002 - for subclasses
-        """Return whether a graph of this name and with these labels is meant; ``namespace``: its own, None: not known."""
+        """Return whether the entry applies to a graph with this name and these labels; ``namespace`` is None if unknown."""
         return (self.name is None or self.name == name) and self.labels.items() <= labels.items()
 
 
 class ClusterPoolMatch(PoolMatch):
-    """Which graphs of which namespaces an entry is for; every key that is given must fit."""
+    """Selects the graphs, by namespace, to which an entry applies; every key that is set must match."""
 
     namespaces: Annotated[tuple[NamespacePattern, ...], Field(min_length=1, max_length=64)] = entry(
         (), 'Namespaces whose graphs may use the pool: names, or patterns such as team-*; ["*"]: all.'
@@ -65,12 +65,12 @@ class ClusterPoolMatch(PoolMatch):
             cel="has(self.namespaces) || (has(self.namespaceLabels) && self.namespaceLabels.size() > 0)",
             holds=lambda match: bool(match.namespaces or match.namespace_labels),
             text="neither namespaces nor namespaceLabels",
-            remedy='give one; namespaces: ["*"] lets graphs of all draw',
+            remedy='give one; namespaces: ["*"] matches the graphs of all namespaces',
         ),
     )
 
     def within(self, namespaces: Mapping[str, Mapping[str, str]]) -> ClusterPoolMatch:
-        """Return the same with its labels of namespaces resolved to their names.
+        """Return the match with namespace labels replaced by the names of the namespaces that have them.
 
         Args:
             namespaces: Labels by name, of all namespaces.
@@ -86,12 +86,12 @@ class ClusterPoolMatch(PoolMatch):
         return self.model_copy(update={"namespaces": tuple(names), "namespace_labels": {}})
 
     def may_cover(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:
-        """Return whether a graph is meant if its namespace has the labels."""
+        """Return whether the entry applies to a graph if the graph's namespace has the required labels."""
         shown = {"namespaces": self.namespaces or ("*",), "namespace_labels": {}}
         return self.model_copy(update=shown).covers(name, labels, namespace)
 
     def covers(self, name: str, labels: Mapping[str, str], namespace: str | None) -> bool:
-        """Return whether a graph is meant; one of an unknown namespace only where all are, and none by labels that are not resolved."""
+        """Return whether the entry applies to a graph; False while namespace labels are not replaced by names."""
         if self.namespace_labels:
             return False
         is_within = any(fnmatchcase(namespace or "", each) for each in self.namespaces)

@@ -77,7 +77,7 @@ def test_a_pool_beside_its_graphs_is_valid():
         ),
         (
             [pool(gpus=None)],
-            "spec.gpus: neither gpus nor nodeSelector; write how many GPUs there are, or which nodes to count",
+            "spec.gpus: neither gpus nor nodeSelector; set gpus to the number of GPUs, or nodeSelector to the nodes to count",
         ),
         (
             [pool({"match": {"name": "a"}, "guaranteedGpus": 3, "maxGpus": 2})],
