@@ -89,7 +89,7 @@ async def test_operator_lease_and_rights(look, api_server, client, namespace):
     ((deployment),) = found[f"operator {namespace}/penstock-operator"]
     assert deployment.message == "0 of 1 replicas are ready"
     ((stale),) = found[f"operator lease {namespace}/penstock-operator"]
-    age_s = re.fullmatch(r"operator-1 has not renewed it for (\d+) s, its term is 15 s", stale.message)
+    age_s = re.fullmatch(r"operator-1 has not renewed it for (\d+) s; its duration is 15 s", stale.message)
     assert int(age_s[1]) >= 59
     ((rights),) = found[f"rights of operator in {namespace}"]
     assert rights.severity is Severity.PROBLEM
@@ -161,7 +161,7 @@ async def test_node_pools(look, client, namespace):
         tolerating = {"a100": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}
         await edit(client, namespace, {"nodePools": tolerating}, name="llama")
         ((usable),) = (await look())[f"pool a100 of {namespace}/llama"]
-        assert usable.message == "1 nodes with 4 nvidia.com/gpu: 1 taken, 3 free"
+        assert usable.message == "1 nodes with 4 nvidia.com/gpu: 1 in use, 3 free"
     finally:
         await client.delete(NODE, name, namespace=None)
 

@@ -235,10 +235,10 @@ def _lease(fact: LeaseFact, now_s: float | None) -> Finding:
     if isinstance(fact.later, Unreadable):
         return unknown(subject, fact.later.why, f"kubectl get lease -n {fact.namespace} {fact.name}")
     if fact.later is None:
-        return problem(subject, f"does not exist, so no {fact.component} acts", logs)
+        return problem(subject, f"does not exist, so no {fact.component} is active", logs)
     spec = fact.later.get("spec", {})
     if not spec.get("holderIdentity") or spec.get("renewTime") is None:
-        return problem(subject, f"it has no holder, so no {fact.component} acts", logs)
+        return problem(subject, f"it has no holder, so no {fact.component} is active", logs)
     return _renewal(fact, now_s, subject, logs)
 
 
@@ -262,7 +262,7 @@ def _renewal(fact: LeaseFact, now_s: float | None, subject: str, logs: str) -> F
         return unknown(subject, f"held by {holder}, not renewed during the check", remedy)
     if age_s <= term_s:
         return ok(subject, f"held by {holder}, renewed {max(age_s, 0.0):.0f} s ago")
-    message = f"{holder} has not renewed it for {age_s:.0f} s, its term is {term_s:.0f} s"
+    message = f"{holder} has not renewed it for {age_s:.0f} s; its duration is {term_s:.0f} s"
     return problem(subject, message, logs)
 
 
@@ -275,8 +275,12 @@ def _rights(fact: RightsFact) -> Finding:
         )
         return unknown(subject, fact.unreadable.why, command)
     if not fact.missing:
-        return ok(subject, f"{fact.who} may do all {fact.checked} things that it needs")
-    message = f"{fact.who} may not {', '.join(map(str, fact.missing))}"
+        return ok(
+            subject,
+            f"{fact.who} {'has' if fact.component else 'have'} all {fact.checked} rights that are needed",
+        )
+    lacks = "lacks" if fact.component else "lack"
+    message = f"{fact.who} {lacks} the rights to {', '.join(map(str, fact.missing))}"
     one = fact.missing[0]
     resource, _, sub = one.resource.partition("/")
     flags = f" --subresource={sub}" if sub else ""
@@ -374,7 +378,7 @@ def _missing_operator(graph: Object, facts: Facts) -> tuple[str, str] | None:
         _lease(each, facts.server_now_s) for each in facts.leases if (each.namespace, each.name) in names
     ]
     if found and all(each.severity is Severity.PROBLEM for each in found):
-        return f"no operator acts on it: {found[0].subject}: {found[0].message}", found[0].remedy
+        return f"no operator handles it: {found[0].subject}: {found[0].message}", found[0].remedy
     return None
 
 

@@ -157,7 +157,7 @@ def _gpus(pool: _Pool, nodes: list[Object], requested: Requested) -> Iterator[Fi
         use = f"; the number in use is unknown: {requested.why}"
     else:
         in_use = sum(requested.get(node, {}).get(resource, 0) for node in offered)
-        use = f": {in_use} taken, {total - in_use} free"
+        use = f": {in_use} in use, {total - in_use} free"
     yield ok(pool.subject, f"{len(offered)} nodes with {total} {resource}{use}")
 
 
@@ -167,9 +167,7 @@ def _shortages(pool: _Pool, needs: list[_Need], total: int, largest: int) -> Ite
         now += need.spec.first_replicas * need.spec.nodes_per_replica * need.per_pod
         maximum += need.spec.replica_bounds[1] * need.spec.nodes_per_replica * need.per_pod
         if need.per_pod > largest:
-            message = (
-                f"{need.service} asks for {need.per_pod} {resource} on one node, the largest has {largest}"
-            )
+            message = f"{need.service} requests {need.per_pod} {resource} on one node; the largest node has {largest}"
             remedy = f"lower services.{need.service}.gpusPerReplica, or raise its nodesPerReplica"
             yield problem(pool.subject, message, remedy)
     maximum = maximum if pool.ceiling is None else min(maximum, pool.ceiling)

@@ -222,7 +222,7 @@ def test_no_planner_where_nobody_wants_one():
 
 BEHIND = "the clock of penstock-operator-abc is 100 s behind the API server's"
 AHEAD = "the clock of penstock-operator-abc is 30 s ahead of the API server's"
-LATE = "penstock-operator-abc has not renewed it for 16 s, its term is 15 s"
+LATE = "penstock-operator-abc has not renewed it for 16 s; its duration is 15 s"
 HELD = "held by penstock-operator-abc"
 
 
@@ -235,8 +235,14 @@ HELD = "held by penstock-operator-abc"
         (lease(NOW), lease(NOW), None, Severity.UNKNOWN, f"{HELD}, not renewed during the check"),
         (lease(EARLIER), lease(NOW), NOW_S + 100, Severity.WARNING, BEHIND),
         (lease(EARLIER), lease(NOW), NOW_S - 30, Severity.WARNING, AHEAD),
-        (None, None, NOW_S, Severity.PROBLEM, "does not exist, so no operator acts"),
-        (lease(NOW), lease(NOW, holder=""), NOW_S, Severity.PROBLEM, "it has no holder, so no operator acts"),
+        (None, None, NOW_S, Severity.PROBLEM, "does not exist, so no operator is active"),
+        (
+            lease(NOW),
+            lease(NOW, holder=""),
+            NOW_S,
+            Severity.PROBLEM,
+            "it has no holder, so no operator is active",
+        ),
         (FORBIDDEN, FORBIDDEN, NOW_S, Severity.UNKNOWN, "403: you may not"),
     ],
 )
@@ -254,8 +260,8 @@ STALE = {"leases": (LEASE,), "now_s": NOW_S + 95}
 STOPPED = (component("operator", replicas=0), PLANNER)
 NOT_RUNNING = "no operator runs; its status, Ready, may be out of date"
 SILENT = (
-    "no operator acts on it: operator lease penstock-system/penstock-cluster-operator: penstock-operator-abc has not"
-    " renewed it for 95 s, its term is 15 s"
+    "no operator handles it: operator lease penstock-system/penstock-cluster-operator: penstock-operator-abc has not"
+    " renewed it for 95 s; its duration is 15 s"
 )
 
 
@@ -324,7 +330,9 @@ def test_missing_rights_of_the_operator():
     found = only(check(facts(rights=(missing,))))
     assert found.severity is Severity.PROBLEM
     assert found.subject == "rights of operator in all namespaces"
-    assert found.message == f"{account} may not patch scalingadapters.penstock.dev/scale, list pods"
+    assert (
+        found.message == f"{account} lacks the rights to patch scalingadapters.penstock.dev/scale, list pods"
+    )
     assert found.remedy.endswith(
         "kubectl auth can-i patch scalingadapters.penstock.dev --subresource=scale "
         f"--as={account} --all-namespaces"
@@ -334,7 +342,7 @@ def test_missing_rights_of_the_operator():
 def test_missing_rights_of_the_caller():
     """Somebody with few rights is not a problem of the cluster."""
     found = only(check(facts(rights=(RightsFact("you", "", "serving", 10, (LIST_PODS,)),))))
-    assert (found.severity, found.message) == (Severity.WARNING, "you may not list pods")
+    assert (found.severity, found.message) == (Severity.WARNING, "you lack the rights to list pods")
     assert found.remedy.endswith("kubectl auth can-i list pods --namespace serving")
 
 

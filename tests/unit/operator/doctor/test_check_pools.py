@@ -35,7 +35,7 @@ def test_a_pool_with_room():
     """GPUs in all, taken and free."""
     requested = {"node-1": {"nvidia.com/gpu": 3}, "elsewhere": {"nvidia.com/gpu": 5}}
     assert judged((node(), node("node-2", gpus=4)), requested=requested) == [
-        (Severity.OK, POOL, "2 nodes with 12 nvidia.com/gpu: 3 taken, 9 free", "")
+        (Severity.OK, POOL, "2 nodes with 12 nvidia.com/gpu: 3 in use, 9 free", "")
     ]
 
 
@@ -117,8 +117,8 @@ def test_a_replica_larger_than_any_node():
     assert [severity for severity, *_ in found] == [Severity.OK]
     found = judged(tuple(node(f"node-{number}", gpus=2) for number in range(4)), graph=graph)
     assert [(severity, message) for severity, _, message, _ in found] == [
-        (Severity.PROBLEM, "decode asks for 4 nvidia.com/gpu on one node, the largest has 2"),
-        (Severity.OK, "4 nodes with 8 nvidia.com/gpu: 0 taken, 8 free"),
+        (Severity.PROBLEM, "decode requests 4 nvidia.com/gpu on one node; the largest node has 2"),
+        (Severity.OK, "4 nodes with 8 nvidia.com/gpu: 0 in use, 8 free"),
     ]
 
 
