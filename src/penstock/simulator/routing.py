@@ -291,9 +291,10 @@ class VirtualRouter:
         effects: Effects[Job] = []
         for worker in list(self.core.pool):
             if worker.spec.role is self.core.entry:
-                worker.kv_usage_fraction = usage.get(worker.name)
-                worker.scraped_tokens, worker.scraped_uncomputed_tokens = tokens.get(worker.name, (0, 0))
-                worker.metrics_at_s = now_s
+                held, uncomputed = tokens.get(worker.name, (0, 0))
+                worker.record_scrape(
+                    usage.get(worker.name), tokens=held, uncomputed_tokens=uncomputed, now_s=now_s
+                )
                 effects += self.loads_read((worker,), now_s)
         return effects
 

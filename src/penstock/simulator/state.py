@@ -86,13 +86,16 @@ class Scrapes:
         for each in self._state.fleet.of(Role.DECODE, State.READY):
             worker = router.core.pool.get(each.name)
             if worker is not None:
-                worker.inflight_requests, worker.inflight_tokens = len(each.jobs), self._tokens_on(each)
-                worker.kv_usage_fraction, worker.scraped_tokens = each.kv_usage_fraction, each.scraped_tokens
-                worker.scraped_uncomputed_tokens = each.scraped_uncomputed_tokens
-                worker.metrics_at_s = self._state.kernel.now_s
+                worker.set_inflight(len(each.jobs), self._tokens_on(each))
+                worker.record_scrape(
+                    each.kv_usage_fraction,
+                    tokens=each.scraped_tokens,
+                    uncomputed_tokens=each.scraped_uncomputed_tokens,
+                    now_s=self._state.kernel.now_s,
+                )
                 server = each.server
                 if isinstance(server, SimulatedEngine):
-                    worker.speed.output_tokens, worker.speed.decode_s = server.gap_tokens, server.gap_s
+                    worker.speed.set_decode(server.gap_tokens, server.gap_s)
                 found.append(worker)
         return found
 

@@ -46,6 +46,10 @@ class SpeedCounts:
         self.prefill_s += max(0.0, took_s)
         self.prefills += 1
 
+    def set_decode(self, output_tokens: int, decode_s: float) -> None:
+        """Replace the counts of decode tokens and of the gaps before them by counts that the worker itself has made."""
+        self.output_tokens, self.decode_s = output_tokens, decode_s
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpeed:

@@ -304,13 +304,16 @@ class WorkerWatch:
             inflight_requests=worker.inflight_requests,
             limit_s=self._stall_real_s,
         )
-        worker.metrics_at_s = self._clock.now_s()
-        worker.kv_usage_fraction = page.kv_usage_fraction
         worker.waiting_requests = page.waiting_requests
         worker.expired_leases = page.expired_leases
         core = self._admission.core
-        worker.scraped_tokens = core.inflight_tokens(worker)
-        worker.scraped_uncomputed_tokens = core.uncomputed_tokens(worker, worker.metrics_at_s)
+        now_s = self._clock.now_s()
+        worker.record_scrape(
+            page.kv_usage_fraction,
+            tokens=core.inflight_tokens(worker),
+            uncomputed_tokens=core.uncomputed_tokens(worker, now_s),
+            now_s=now_s,
+        )
         worker.kv_ranks = page.kv_ranks
         worker.kv_total_blocks, worker.kv_capacity_tokens = page.kv_total_blocks, page.kv_capacity_tokens
         self._admission.load_read(worker)

@@ -57,6 +57,24 @@ class WorkerLoad:
         self.kv_total_blocks: int | None = None
         self.kv_capacity_tokens: int | None = None
 
+    def set_inflight(self, requests: int, tokens: int) -> None:
+        """Replace the numbers of requests and tokens in flight by counts that the worker itself has made."""
+        self.inflight_requests, self.inflight_tokens = requests, tokens
+
+    def record_scrape(
+        self, usage: float | None, *, tokens: int, uncomputed_tokens: int, now_s: float
+    ) -> None:
+        """Record a scrape of the worker's metrics at ``now_s``, in simulated seconds.
+
+        Args:
+            usage: Fraction of the KV blocks in use, 0-1; None if the metrics do not contain it.
+            tokens: Tokens in flight at the worker at the scrape.
+            uncomputed_tokens: Part of ``tokens`` that belonged to prompts not computed yet.
+            now_s: Time of the scrape.
+        """
+        self.kv_usage_fraction, self.metrics_at_s = usage, now_s
+        self.scraped_tokens, self.scraped_uncomputed_tokens = tokens, uncomputed_tokens
+
     def kv_ranks_now(self, inflight_tokens: int, now_s: float) -> tuple[float | None, ...]:
         """Return the expected fraction of KV blocks in use on each data-parallel rank now.
 
