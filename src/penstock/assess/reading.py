@@ -218,7 +218,7 @@ class _Reader:
         hour_s = min(3600.0, length_s)
         hours = Period(self._period.end_s - count * hour_s, count, hour_s)
         window_s = min(600.0, length_s)
-        counts = self._history.line(f"max(count_over_time({self._counting()}[{window_s:g}s]))", hours)
+        counts = self._history.line(f"max(count_over_time({self._counting()}[{_duration(window_s)}]))", hours)
         most = float(np.nanmax(counts)) if np.isfinite(counts).any() else window_s / MINUTE_S
         return window_s / max(1.0, most)
 
@@ -231,7 +231,7 @@ class _Reader:
     # -- load and latencies -----------------------------------------------------------------------------
 
     def _increase(self, series: str, *extra: str) -> str:
-        window = f"{self._period.step_s:g}s"
+        window = _duration(self._period.step_s)
         return f"increase({series}{self._subject.selector(self._engine, *extra)}[{window}])"
 
     def _required(self, candidates: Sequence[str], what: str) -> Buckets:
@@ -261,7 +261,7 @@ class _Reader:
 
     def _recent(self, series: str, within_s: float = 0.0) -> str:
         """Return a gauge's last sample within the step: Prometheus itself shows one of a process that is gone for minutes."""
-        return f"last_over_time({series}[{within_s or self._period.step_s:g}s])"
+        return f"last_over_time({series}[{_duration(within_s or self._period.step_s)}])"
 
     def _hit_rate(self) -> Floats | None:
         """Return the fraction of prompt tokens found in the prefix cache; of a step without a look-up it is unknown."""
@@ -331,7 +331,9 @@ class _Reader:
         def last(*matching: str) -> list[tuple[dict[str, str], float]]:
             braces = ",".join((*matching, *self._subject.matchers))
             length_s = period.end_s - period.start_s
-            return self._history.labels_now(f"last_over_time({{{braces}}}[{length_s:g}s])", period.end_s)
+            return self._history.labels_now(
+                f"last_over_time({{{braces}}}[{_duration(length_s)}])", period.end_s
+            )
 
         found = last(f'__name__="{PREFIX}_info"', f'scaletargetref_name="{escaped(deployment)}"')
         names = [
@@ -376,6 +378,11 @@ class _Reader:
             f"{missing * self._period.step_s / 3600:.1f} of {self._period.steps * self._period.step_s / 3600:.1f} hours have no"
             f" samples, the longest gap {longest / 3600:.1f} h: they are left out, not taken for idle"
         )
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration as PromQL has it, which knows whole numbers only."""
+    return f"{seconds:.0f}s" if seconds == round(seconds) else f"{seconds * 1000:.0f}ms"
 
 
 def _steps(period: Period, interval_s: float) -> Period:

@@ -269,3 +269,38 @@ def test_what_a_shadow_planner_lacks_is_said_before_it_starts(server, model, sai
     """One sentence each, with the flag or the series."""
     with pytest.raises((ConfigError, ObservationError), match=said):
         opened(server, model=model)
+
+
+def test_apart_prompts_are_counted_at_prefill_and_tokens_at_decode():
+    """KV usage and waiting inside are those of decode; the queue is that of prefill."""
+    now = [0.0]
+    replicas = {P: PoolCounts(1), D: PoolCounts(2)}
+    reader = Reader(
+        *(
+            WorldState(
+                {P: counts(at_s, scale, processes=("p:1",), waiting=4.0), D: counts(at_s, scale, waiting=1.0, kv=0.5)},
+                replicas,
+            )
+            for at_s, scale in ((0.0, 10.0), (10.0, 20.0))
+        )
+    )  # fmt: skip
+    backend = ShadowBackend(reader, ShadowFleet(5.0, {P: 1, D: 1}), now_s=lambda: now[0], speed=1.0)
+
+    async def tick():
+        state = await backend.observe()
+        return await backend.read(Query(state.endpoints, 30.0))
+
+    asyncio.run(tick())
+    now[0] = 10.0
+    found = asyncio.run(tick())
+    demand = found.demand
+    assert (demand.arrivals, demand.completed, demand.waiting, demand.output_tokens) == (
+        10.0,
+        20.0,
+        4.0,
+        2000.0,
+    )
+    assert (found.queue.value, found.queue.is_known) == (4.0, True)
+    assert [each.value for each in found.kv.values()] == [0.5, 0.5]
+    assert [each.value for each in found.worker_waiting.values()] == [1.0, 1.0]
+    assert demand.in_flight == {P: 3.0, D: 6.0}
