@@ -69,7 +69,7 @@ class ChatTemplate:
         values = {
             **self._special_tokens,
             "messages": messages,
-            "tools": body.get("tools") or None,
+            "tools": [_tool(each) for each in body.get("tools") or ()] or None,
             "documents": None,
             "add_generation_prompt": body.get("add_generation_prompt", True),
             **(given if isinstance(given, dict) else {}),
@@ -82,6 +82,27 @@ class ChatTemplate:
         except Exception as exc:  # noqa: BLE001 - templates are programs: any error may come; the worker will say so
             log.debug("chat not rendered", why=str(exc))
             return None
+
+
+_TOOL_OPTIONS: Final = ("strict", "defer_loading")
+"""Keys of a function that vLLM passes to templates only if they are given."""
+
+
+def _tool(tool: Any) -> Any:
+    """Return the definition of a tool as vLLM 0.32 passes it to templates: the keys that it knows, in its own order.
+
+    A definition that vLLM refuses is returned unchanged.
+    """
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping):
+        return tool
+    deferred = tool.get("defer_loading")
+    if deferred is not None:
+        function = {"defer_loading": deferred, **function}
+    known = {key: function.get(key) for key in ("name", "description", "parameters")}
+    known |= {key: function[key] for key in _TOOL_OPTIONS if function.get(key) is not None}
+    outer = {"type": "function", "function": known}
+    return outer if deferred is None else {**outer, "defer_loading": deferred}
 
 
 def _compiled(source: str) -> Any:

@@ -41,6 +41,23 @@ def rendered(source, **body):
     [
         (LLAMA, {}, "<s><|user|>Hi<|eot|><|assistant|>"),
         (LLAMA, {"add_generation_prompt": False}, "<s><|user|>Hi<|eot|>"),
+        (
+            "{{ tools | tojson }}",
+            {
+                "tools": [
+                    {"cache_control": {}, "function": {"x": 1, "strict": True, "parameters": {}, "name": "f"}}
+                ]
+            },
+            '[{"type": "function", "function": {"name": "f", "description": null, "parameters": {}, "strict": true}}]',
+        ),
+        (
+            "{{ tools | tojson }}",
+            {"tools": [{"defer_loading": True, "function": {"name": "f", "strict": None}}]},
+            (
+                '[{"type": "function", "function": {"name": "f", "description": null, "parameters": null, '
+                '"defer_loading": true}, "defer_loading": true}]'
+            ),
+        ),
         (EFFORT, {}, "None|None"),
         (EFFORT, {"reasoning_effort": "high"}, "high|True"),
         (EFFORT, {"reasoning_effort": "none"}, "none|False"),
