@@ -223,9 +223,10 @@ def refuse_misplaced(shadow: ShadowFlags, cluster: ClusterFlags, explicit: Mappi
             " reads a Deployment from the cluster"
         )
     if not is_on_cluster:
-        is_scale_read = shadow.replicas_from is ReplicaSource.SCALE
-        connection = () if is_scale_read else (cluster.connection,)
-        fields.refuse_given(cluster, *connection, needs="--environment kubernetes")
+        fields.refuse_given(cluster, needs="--environment kubernetes")
+        if shadow.replicas_from is not ReplicaSource.SCALE:
+            needs = "--replicas-from scale" if shadow.shadow else "--environment kubernetes"
+            fields.refuse_given(cluster.connection, needs=needs)
 
 
 def _performance(

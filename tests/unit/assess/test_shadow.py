@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import math
 
+import numpy as np
+import orjson
 import pytest
 from requests import ConnectionError as NoConnection
 
-from penstock.api import Role
+from penstock.api import Role, SloConfig
 from penstock.assess.engine_metrics import VLLM
 from penstock.assess.history import PrometheusHistory
 from penstock.assess.reading import Subject
 from penstock.assess.shadow.backend import ShadowBackend
+from penstock.assess.shadow.comparison import load_history
 from penstock.assess.shadow.counters import Counts, Lengths, counter_names, counts_of, interval_of
 from penstock.assess.shadow.fleet import Queue, ShadowFleet, shadow_queue
 from penstock.assess.shadow.reader import WorldState, open_reader
+from penstock.assess.shadow.record import ShadowRecord
+from penstock.assess.shadow.report import ShadowReport, as_plain, headline, render_page, rows
 from penstock.assess.shadow.watched import WatchedPool, watched_pools
 from penstock.core.errors import ClusterError, ConfigError, ObservationError
-from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
-from penstock_planner.decide.demand.observation import PoolCounts
+from penstock_planner.core.records import anchor_position, header_record, pull_record
+from penstock_planner.decide.codec import to_plain
+from penstock_planner.decide.config import DecideConfig
+from penstock_planner.decide.decision import Action, Decision, PlannerState, Reason, RoleDecision
+from penstock_planner.decide.demand.observation import PoolCounts, Pull, WorkerSummary
 from penstock_planner.sources.base import Query
 
 A, P, D = Role.AGGREGATED, Role.PREFILL, Role.DECODE
@@ -304,3 +312,55 @@ def test_apart_prompts_are_counted_at_prefill_and_tokens_at_decode():
     assert [each.value for each in found.kv.values()] == [0.5, 0.5]
     assert [each.value for each in found.worker_waiting.values()] == [1.0, 1.0]
     assert demand.in_flight == {P: 3.0, D: 6.0}
+
+
+def pools_pull(at_s, watched, shadow):
+    """Return a reading of both fleets with replicas of two GPUs."""
+    nothing = WorkerSummary(0.0, 0, 0, None, "")
+    return Pull(at_s, {A: PoolCounts(*shadow, gpus=2)}, nothing, None, watched={A: PoolCounts(*watched, gpus=2)})  # fmt: skip
+
+
+def recorded_history(folder, header, pulls):
+    """Write a ledger and read it as a report does."""
+    records = [header, *(pull_record(each, place) for place, each in enumerate(pulls, 1))]
+    (folder / "ledger.jsonl").write_bytes(b"".join(orjson.dumps(to_plain(each)) + b"\n" for each in records))
+    return load_history(folder)
+
+
+def header_of(**more):
+    """Return the header of a planner's ledger."""
+    position = anchor_position("boot@2", 100.0, 100.0, {})
+    made = header_record(position, at_s=100.0, state=PlannerState(), config=DecideConfig(), is_resumed=False)
+    return {**made, "wall_s": 1000.0, "speed": 2.0, **more}
+
+
+def test_a_report_has_the_replicas_and_gpu_hours_of_both_fleets(tmp_path):
+    """Starting replicas hold their GPUs; without Prometheus nothing is said of what was served."""
+    record = ShadowRecord("http://p:9090", None, "llama", (), ("aggregated=vllm",), "prometheus", 60.0, 15.0)
+    pulls = [
+        pools_pull(110.0, (2, 0), (2, 0)),
+        pools_pull(1910.0, (2, 2), (1, 0)),
+        pools_pull(3710.0, (4, 0), (1, 0)),
+    ]
+    found = recorded_history(tmp_path, header_of(shadow=record), pulls)
+    assert (found.start_s, found.duration_s, found.speed) == (1005.0, 3600.0, 2.0)
+    assert (found.watched_hours, found.shadow_hours) == (6.0, 3.0)
+    watched = found.watched[A]
+    assert (watched.peak, watched.mean, watched.changes) == (4, 3.0, 1)
+    assert watched.at(np.array([0.0, 1800.0, 3599.0, 4000.0])).tolist() == [2.0, 2.0, 2.0, 4.0]
+    report = ShadowReport(found, SloConfig(ttft="2s"), None, ("Prometheus is gone",))
+    assert headline(report) == (
+        "In 1.0 h the autoscaler used 6.00 GPU-hours; Penstock's planner would have held 3.00 GPU-hours (-50%)."
+    )
+    assert [row[:2] for row in rows(report)] == [("the autoscaler", "measured"), ("Penstock", "decided")]
+    page = render_page(report)
+    assert headline(report).split(";")[0] in page
+    assert "the watched fleet could not be read for 30 min at a time" in page
+    assert "Prometheus is gone" in page
+    assert as_plain(report, [])["shadow"]["predicted_in_time"] is None
+
+
+def test_a_ledger_of_another_planner_is_not_compared(tmp_path):
+    """A planner that scales its own graph has a report of a load run."""
+    with pytest.raises(ConfigError, match=r"--run: required, because .* is not of a shadow planner"):
+        recorded_history(tmp_path, header_of(), [])
