@@ -6,6 +6,7 @@ import asyncio
 
 from fake_api import FakeApi
 from graph_harness import Loads, conditions, edit, graph, operator, pod, router, serving, to_rest, told
+from patience import until_asked
 
 from penstock.core.errors import ForbiddenError, UnavailableError
 from penstock.kube.kinds import GPU_POOL
@@ -193,27 +194,23 @@ async def test_in_a_pool_whose_gpus_are_used_up_a_replacement_waits_until_the_po
         sharing = asyncio.create_task(made.pools.run(ready))
         await ready.wait()
 
-        async def until_granted(**row):
-            """Reconcile until the pool's status has these numbers for the graph."""
-            async with asyncio.timeout(30):
-                while True:
-                    await to_rest(api, made)
-                    rows = (api.at("GpuPool", "shared").get("status") or {}).get("graphs") or [{}]
-                    if row.items() <= rows[0].items():
-                        break
-                    await asyncio.sleep(0.02)
-                await to_rest(api, made)
+        async def until_it_has(number, events_of="", *, decode=1):
+            """Reconcile until the pool grants this many GPUs, two such Events are there if any are named, and decode has these replicas."""
 
-        await until_granted(granted=2, wanted=2)
-        assert replicas(api) == {"prefill": 1, "decode": 1}
+            async def has_all():
+                await to_rest(api, made)
+                rows = (api.at("GpuPool", "shared").get("status") or {}).get("graphs") or [{}]
+                told_twice = not events_of or len(events(api, events_of)) == 2
+                return rows[0].get("granted") == number and told_twice and replicas(api)["decode"] == decode
+
+            await until_asked(has_all, f"{number} GPUs")
+            assert replicas(api) == {"prefill": 1, "decode": decode}
+
+        await until_it_has(2)
         api.tell(node("n", is_cordoned=True), "MODIFIED")
         await told(api)
-        await until_granted(granted=2, held=2)
-        assert replicas(api) == {"prefill": 1, "decode": 1}
-        assert len(events(api, "NoRoomForReplacement")) == 2
-
+        await until_it_has(2, "NoRoomForReplacement")
         edit(api, "GpuPool", "shared", gpus=3)
-        await until_granted(granted=3, wanted=3)
-        assert replicas(api) == {"prefill": 1, "decode": 2}
+        await until_it_has(3, decode=2)
         sharing.cancel()
         await asyncio.wait({sharing})
