@@ -15,11 +15,11 @@ from functools import partial
 from penstock.api import Role
 from penstock.engine.profiles.performance import EngineSpeed, performance_of
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import PlannerState
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock_planner.decide.demand.reading import assess
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.policy import policy_names, policy_of
+from penstock_planner.decide.state import PlannerState
 
 ROUNDS = 300
 HOUR_S = 3600

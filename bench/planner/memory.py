@@ -23,7 +23,7 @@ from penstock.simulator.simulation import Simulation
 from penstock.simulator.workload import prepare
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import Mode
-from penstock_planner.decide.decision import Memory
+from penstock_planner.decide.state import Learned
 
 FIRST_S = 3600.0
 """Chosen: an hour; from then on a planner knows such a case by itself."""
@@ -48,7 +48,7 @@ def main() -> None:
             print(f"  {words:10} {how:7} {figures}")
 
 
-def _run(case: Case, *, seed: int, memory: Memory, until_s: float) -> tuple[str, Memory]:
+def _run(case: Case, *, seed: int, memory: Learned, until_s: float) -> tuple[str, Learned]:
     """Return the figures of the arrivals before a time, and what the planner knows at the end."""
     requests = prepare(case.spec, seed=seed, qps=case.qps).requests
     scenario = replace(scenario_of(Cell(case, Mode.ADAPTIVE.value, seed)), memory=memory)

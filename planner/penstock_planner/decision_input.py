@@ -19,9 +19,9 @@ from penstock_planner.core.older_names import with_present_names
 from penstock_planner.core.records import MALFORMED
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
-from penstock_planner.decide.decision import PlannerState
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock_planner.decide.demand.reading import Reading, assess
+from penstock_planner.decide.state import PlannerState
 from penstock_planner.options import PlannerOptions, refuse_contradictions
 
 _POOLS = (

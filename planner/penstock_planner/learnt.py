@@ -24,11 +24,11 @@ from penstock_planner.core.records import MALFORMED, Record
 from penstock_planner.decide.capacity.corrections import SlaMemory
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import config_from
-from penstock_planner.decide.decision import Memory, PlannerState
 from penstock_planner.decide.objective import cost
 from penstock_planner.decide.objective.shadow_fleets import Growth, Hindsight
 from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.policies.sla.policy import MEMORIES, for_other_graph, resumed
+from penstock_planner.decide.policy import policy_of
+from penstock_planner.decide.state import Learned, PlannerState, for_other_graph, resumed
 from penstock_planner.ledger import FILE_NAME, Ledger, read_ledger
 from penstock_planner.options import PlannerOptions
 
@@ -89,13 +89,14 @@ def learnt(folder: Path) -> LearnedStateExport:
     try:
         state, model = from_plain(PlannerState, newest["state"]), header["served_model_name"]
         config = config_from(header["config"])
-        memory = resumed(state, -newest["at_s"], 0.0).learned
+        kinds = config.policy.states
+        memory = resumed(state, kinds, -newest["at_s"], 0.0).learned
         adaptive = AdaptiveMemory.read(memory)
     except MALFORMED as exc:
         raise LedgerFileError(
             f"{folder}: the newest state is incomplete ({exc!r}); use the version that wrote it"
         ) from exc
-    if "adaptive" not in memory:
+    if AdaptiveMemory.KEY not in memory:
         raise ConfigError(
             f"{folder}: mode {config.mode} has not learnt anything; modes adaptive and sla learn from "
             "their first decision on"
@@ -109,7 +110,7 @@ def learnt(folder: Path) -> LearnedStateExport:
         model=model,
         profile=config.performance.model if config.performance is not None else "",
         gpus=gpus,
-        memory={key: value for key, value in to_plain(memory).items() if key in MEMORIES},
+        memory={key: value for key, value in to_plain(memory).items() if key in {each.KEY for each in kinds}},
     )
 
 
@@ -125,7 +126,7 @@ def in_words(known: LearnedStateExport) -> str:
     return "\n".join([f"model {known.model}", *memory_in_words(known.memory, known.gpus)])
 
 
-def memory_in_words(remembered: Memory, gpus_of: Mapping[Role, int]) -> list[str]:
+def memory_in_words(remembered: Learned, gpus_of: Mapping[Role, int]) -> list[str]:
     """Return a list of lines that describe a planner's learned state, one for each role.
 
     In mode sla, another line compares observed times with those of the performance profile.
@@ -222,7 +223,7 @@ def as_json(known: LearnedStateExport) -> bytes:
     return orjson.dumps(known.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n"
 
 
-def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Memory:
+def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Learned:
     """Return the learned state in the file of ``--memory``, with which the planner starts if its ledger (decision log) holds no learned state.
 
     The result has the values by key of the policy that learned them; it is empty without the option. If a ledger
@@ -246,7 +247,7 @@ def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Memory
     return memory_in(read_text(path), f"--memory: {path}", options, graph)
 
 
-def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeployment | None) -> Memory:
+def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeployment | None) -> Learned:
     """Return the learned state in an exported file, by key of the policy, without replicas and requests of the graph in which it was learned.
 
     Args:
@@ -275,7 +276,7 @@ def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeplo
                 f"{origin}: was learnt from workers of {_gpus_text(known.gpus)}, this graph's are {_gpus_text(workers)}; give an export "
                 "of a graph of the same shape"
             )
-    return for_other_graph(known.memory)
+    return for_other_graph(known.memory, policy_of(options.mode).states)
 
 
 def _gpus_text(gpus: Mapping[Role, int]) -> str:
@@ -313,7 +314,7 @@ def _parsed(text: str, origin: str) -> LearnedStateExport:
             )
     if any(
         number < 0 or not math.isfinite(number)
-        for number in _numbers(to_plain(for_other_graph(known.memory)))
+        for number in _numbers(to_plain(for_other_graph(known.memory, (AdaptiveMemory, SlaMemory))))
     ):
         raise ConfigError(f"{origin}: has a number below 0; export it again")
     return known

@@ -10,8 +10,9 @@ from penstock.api import Role
 from penstock.core.logs import get_logger
 from penstock_planner.core.ledger_history import LearnedStateInfo
 from penstock_planner.core.phase import PlannerPhase
-from penstock_planner.decide.decision import Decision, Memory
+from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.demand.observation import PoolCounts, Pull
+from penstock_planner.decide.state import Learned
 from penstock_planner.sources.base import Buckets
 
 log = get_logger(__name__)
@@ -74,7 +75,7 @@ class PlannerView:
     failed_sources: Mapping[str, str] = field(default_factory=dict)
     remembered: LearnedStateInfo | None = None
     scheduled: tuple[str, ...] = ()
-    memory: Memory = field(default_factory=dict)
+    memory: Learned = field(default_factory=dict)
     grant: int | None = None
     guaranteed: int | None = None
 

@@ -17,10 +17,10 @@ from penstock_planner.core.changes import ChangeOutcome, recorded_changes, witho
 from penstock_planner.core.records import MALFORMED, DecisionKind, Record
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import config_from
-from penstock_planner.decide.decision import Decision, PlannerState, Step
+from penstock_planner.decide.decision import Decision, Step
 from penstock_planner.decide.demand.observation import Pull, Window
 from penstock_planner.decide.pipeline import decide, roll_back
-from penstock_planner.decide.policies.sla.policy import MEMORIES
+from penstock_planner.decide.state import PlannerState, learned_by
 from penstock_planner.ledger import LedgerFile
 from penstock_planner.options import SETTINGS, TARGETS, PlannerOptions
 
@@ -103,9 +103,13 @@ def replay(ledger: LedgerFile, on_record: OnRecord = lambda _number: None) -> Re
             name = record["decision"]["id"]
             pairs = [
                 ("decision", _decided(from_plain(Decision, record["decision"])), _decided(decision)),
-                ("state", _plain(from_plain(PlannerState, record["state"])), to_plain(after)),
+                (
+                    "state",
+                    _plain(from_plain(PlannerState, record["state"]), record["config"]),
+                    to_plain(after),
+                ),
                 *(
-                    [("chain", _plain(from_plain(PlannerState, record["before"])), broken)]
+                    [("chain", _plain(from_plain(PlannerState, record["before"]), record["config"]), broken)]
                     if broken is not None
                     else []
                 ),
@@ -149,9 +153,10 @@ def _without_explanation(step: Step) -> Step:
     return replace(step, outcome=re.split("[:;]", step.outcome, maxsplit=1)[0])
 
 
-def _plain(state: PlannerState) -> Any:
+def _plain(state: PlannerState, config: Mapping[str, Any]) -> Any:
     """Return a state as plain data in which the learned state has the keys of this version; missing keys have their defaults."""
-    known = {key: kind.read(state.learned) for key, kind in MEMORIES.items() if key in state.learned}
+    kinds = config_from(config).policy.states
+    known = learned_by(*(each.read(state.learned) for each in kinds if each.KEY in state.learned))
     return to_plain(replace(state, learned={**state.learned, **known}))
 
 
@@ -236,7 +241,9 @@ class _Chain:
 
     def follow(self, record: Record) -> Any:
         """Process a record; return the state that is expected before a decision record, and None for other records."""
-        expected = _plain(self._state) if record["type"] == "decision" and self._state is not None else None
+        expected = None
+        if record["type"] == "decision" and self._state is not None:
+            expected = _plain(self._state, record["config"])
         if record["type"] == "actuation":
             change = (record["id"], Role(record["role"]))
             if (

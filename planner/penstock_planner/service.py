@@ -20,7 +20,7 @@ from penstock.performance.profile import PerformanceProfile
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.dashboard import Dashboard
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Memory
+from penstock_planner.decide.state import Learned
 from penstock_planner.files import FileObservers, FileThread
 from penstock_planner.ledger import FILE_NAME, Ledger
 from penstock_planner.loop import PlannerClock, PlannerLoop
@@ -80,7 +80,7 @@ class PlannerService:
     metrics_port: int
     graph_file: Path | None = None
     performance: PerformanceProfile | None = None
-    memory: Memory = field(default_factory=dict)
+    memory: Learned = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> PlannerSettings:

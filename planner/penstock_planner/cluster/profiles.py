@@ -19,7 +19,7 @@ from penstock.performance.profile import PerformanceProfile, read_profile
 from penstock.performance.quality import check_fits
 from penstock_planner.cluster.status import PlannerReason
 from penstock_planner.cluster.watch import Key
-from penstock_planner.decide.decision import Memory
+from penstock_planner.decide.state import Learned
 from penstock_planner.learnt import LEARNING, memory_in
 from penstock_planner.options import PlannerOptions
 
@@ -136,7 +136,7 @@ class ConfigMapProfiles:
 
 async def memory_of(
     client: KubeClient, namespace: str, options: PlannerOptions, graph: GraphDeployment, *, has_ledger: bool
-) -> Memory:
+) -> Learned:
     """Return the learned state with which a graph's planner starts if its ledger (decision log) holds none.
 
     The state is a mapping by key of the policy that learned it. Returns an empty state if the graph does not set

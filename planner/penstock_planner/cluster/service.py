@@ -39,7 +39,7 @@ from penstock_planner.cluster.status import (
 )
 from penstock_planner.cluster.watch import GraphWatch, Key, Watch
 from penstock_planner.core.planner_settings import PlannerSettings
-from penstock_planner.decide.decision import Memory
+from penstock_planner.decide.state import Learned
 from penstock_planner.files import FileThread
 from penstock_planner.ledger import FILE_NAME
 from penstock_planner.loop import PlannerClock, PlannerLoop
@@ -311,7 +311,7 @@ class LeaderSession:
                 if isinstance(source, PrometheusSource):
                     source.close()
 
-    def _settings(self, job: PlannerJob, memory: Memory) -> PlannerSettings:
+    def _settings(self, job: PlannerJob, memory: Learned) -> PlannerSettings:
         options = job.plan.options
         return PlannerSettings(
             config=job.plan.config,

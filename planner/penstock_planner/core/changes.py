@@ -9,7 +9,8 @@ from typing import Any
 
 from penstock.api import Role
 from penstock_planner.decide.codec import to_plain
-from penstock_planner.decide.decision import Action, Decision, PlannerState, Reason
+from penstock_planner.decide.decision import Action, Decision, Reason
+from penstock_planner.decide.state import PlannerState
 
 
 class ChangeOutcome(StrEnum):

@@ -22,9 +22,9 @@ from penstock_planner.core.starts import Starts, starts_after, without_oldest
 from penstock_planner.core.tick_schedule import TickSchedule
 from penstock_planner.decide.codec import from_plain
 from penstock_planner.decide.config import DecideConfig, config_from
-from penstock_planner.decide.decision import PlannerState
 from penstock_planner.decide.demand.observation import Pull
 from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.state import PlannerState
 
 
 class LedgerFollower:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock_planner.core.changes import ReplicaChange
 from penstock_planner.core.starts import Starts
 from penstock_planner.core.tick_schedule import TickSchedule
-from penstock_planner.decide.decision import PlannerState
+from penstock_planner.decide.state import PlannerState
 
 
 @dataclass(frozen=True, slots=True)

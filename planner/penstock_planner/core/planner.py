@@ -44,11 +44,11 @@ from penstock_planner.core.tick_schedule import TickSchedule
 from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.bounds.owner import after_foreign_write, write_has_effect
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Decision, PlannerState
+from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.demand.observation import NO_WORKERS, PoolCounts, Pull
 from penstock_planner.decide.pipeline import decide, roll_back
 from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.policies.sla.policy import resumed
+from penstock_planner.decide.state import PlannerState, resumed
 from penstock_planner.targets.base import TargetState
 
 REAPPLY_INTERVALS = 2
@@ -207,7 +207,7 @@ class PlannerCore:
             by_s = self._now_s - gone_s - history.newest_s
             for change in history.pending:
                 self._forget_asked(change.role)
-        self.decided = resumed(self.decided, by_s, self._now_s)
+        self.decided = resumed(self.decided, self._config.policy.states, by_s, self._now_s)
         return False
 
     def _continue(self, history: LedgerHistory) -> bool:

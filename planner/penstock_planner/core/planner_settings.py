@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Memory
+from penstock_planner.decide.state import Learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class PlannerSettings:
     adjustment_deadline_s: float
     timeline: str
     rolls_back: bool = True
-    memory: Memory = field(default_factory=dict)
+    memory: Learned = field(default_factory=dict)
     max_age_s: float = 10.0
     about: Mapping[str, Any] = field(default_factory=dict)
     first_sequence: int = 0

@@ -17,8 +17,9 @@ from penstock_planner.core.changes import ChangeOutcome, ReplicaChange
 from penstock_planner.core.starts import Starts
 from penstock_planner.decide.codec import to_short
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Decision, PlannerState
+from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.demand.observation import Pull
+from penstock_planner.decide.state import PlannerState
 
 Record = dict[str, Any]
 """One record of the ledger: values by key."""

@@ -7,17 +7,12 @@ that was applied on the way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from penstock.api import Role
 from penstock_planner.decide.demand.observation import PoolCounts
-
-Memory = Mapping[str, Any]
-"""Learned state of the policies, by the key that each policy chose.
-
-Values are dataclasses or plain values. State read from a ledger holds plain JSON values in place of the dataclasses."""
+from penstock_planner.decide.state import PolicyState, RoleState
 
 
 def count_of(count: int, noun: str) -> str:
@@ -28,66 +23,6 @@ def count_of(count: int, noun: str) -> str:
         noun: The noun in singular.
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-@dataclass(frozen=True, slots=True)
-class RoleState:
-    """State of one role that the planner carries from one decision to the next.
-
-    Attributes:
-        last_ready: Number of ready replicas at the last decision; None before the first one.
-        grace: Number of remaining decisions in which decode (or aggregated) must not scale down yet, because a new
-            worker's KV cache is still filling; >= 0.
-        pending_replicas: Total replicas that the pending scale-up requested. None if no scale-up is pending, that is, all
-            requested replicas are ready or the request was dropped.
-        failed_scale_ups: Number of consecutive scale-ups that were rolled back because a replica never became ready.
-        failed_replicas: Total replicas that the last failed scale-up requested. None if that many replicas have been
-            ready since.
-        backoff: Number of remaining decisions in which the role must not scale up, because a scale-up was rolled back;
-            >= 0.
-        reserved: Whether GPUs that another role gives up are reserved for this role. This role grows as soon as the
-            GPUs are free.
-        writer: Name of the other client that set the role's replica count last. Empty if there was none, or if its
-            last write was long ago.
-        foreign_writes: Number of consecutive writes of the role's replica count by other clients; 0 if there was none
-            recently.
-        since_write: Number of decisions since the last write of the replica count by another client.
-    """
-
-    last_ready: int | None = None
-    grace: int = 0
-    pending_replicas: int | None = None
-    failed_scale_ups: int = 0
-    failed_replicas: int | None = None
-    backoff: int = 0
-    reserved: bool = False
-    writer: str = ""
-    foreign_writes: int = 0
-    since_write: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PlannerState:
-    """State that the planner carries from one decision to the next.
-
-    Attributes:
-        sequence: Number of decisions and roll-backs so far. The id of the next decision is made from it.
-        roles: State of each role; a role without an entry has the default `RoleState`.
-        learned: Learned state of the policy, such as demand and throughput; each policy reads and writes its own keys.
-        interval_s: Simulated seconds until the next decision. None means the regular interval of the mode.
-    """
-
-    sequence: int = 0
-    roles: Mapping[Role, RoleState] = field(default_factory=dict)
-    learned: Memory = field(default_factory=dict)
-    interval_s: float | None = None
-
-    def of(self, role: Role) -> RoleState:
-        """Return the state of a role between decisions (pending scale-up, back-off and so on); the default if the role has none yet."""
-        return self.roles.get(role, _BLANK)
-
-
-_BLANK = RoleState()
 
 
 class Action(StrEnum):
@@ -388,4 +323,4 @@ class Proposal:
 
     proposals: Sequence[RoleProposal]
     roles: Mapping[Role, RoleState]
-    learned: Memory = field(default_factory=dict)
+    learned: tuple[PolicyState, ...] = ()

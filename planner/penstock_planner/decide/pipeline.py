@@ -26,7 +26,6 @@ from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import (
     Action,
     Decision,
-    PlannerState,
     Proposal,
     Reason,
     RoleDecision,
@@ -36,6 +35,7 @@ from penstock_planner.decide.decision import (
 from penstock_planner.decide.demand.observation import Pull, Window
 from penstock_planner.decide.rule import Facts, Proposals, Rule
 from penstock_planner.decide.schedule import Schedule, in_force
+from penstock_planner.decide.state import PlannerState, learned_by
 
 RULES: Final[tuple[Rule, ...]] = (
     Rule("scheduled_most", (Reason.ABOVE_SCHEDULE,), schedule.keep_ceilings),
@@ -137,7 +137,8 @@ def _next_state(proposals: Proposals, proposed: Proposal, facts: Facts, state: P
             desired = each.pool.replicas + each.change
             is_awaited = each.action is Action.UP or desired > facts.pools[role].ready
             roles[role] = replace(roles[role], pending_replicas=desired if is_awaited else None)
-    return PlannerState(state.sequence + 1, roles, proposed.learned, proposals.next_decision_s)
+    learned = learned_by(*proposed.learned)
+    return PlannerState(state.sequence + 1, roles, learned, proposals.next_decision_s)
 
 
 def roll_back(

@@ -17,8 +17,9 @@ from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import plugin, registered
 from penstock.core.validation import read_parameters
-from penstock_planner.decide.decision import PlannerState, Proposal
+from penstock_planner.decide.decision import Proposal
 from penstock_planner.decide.demand.observation import Window
+from penstock_planner.decide.state import PlannerState, PolicyState
 
 Propose = Callable[[Window, PlannerState, Any], Proposal]
 """Type of a policy's function.
@@ -48,6 +49,8 @@ class PlannerPolicy:
             policy has no parameters.
         max_step: Maximum number of replicas of a role that one decision adds or removes. Used only if ``interval_s`` is
             set; None means no limit.
+        states: Dataclasses of what the policy learns and keeps between decisions; empty if it keeps nothing. They are
+            kept over a restart, and exported for other graphs, as `PolicyState` describes.
     """
 
     propose: Propose
@@ -58,6 +61,7 @@ class PlannerPolicy:
     has_ledger: bool = True
     interval_s: float | None = None
     max_step: int | None = 1
+    states: tuple[type[PolicyState], ...] = ()
     parameters: type[Any] | None = None
 
 

@@ -13,9 +13,10 @@ from operator import is_
 from penstock.api import Role
 from penstock.gpu_pool.bid import RoleBid
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState
+from penstock_planner.decide.decision import Action, Reason, RoleProposal
 from penstock_planner.decide.demand.observation import PoolCounts, Window
 from penstock_planner.decide.schedule import Schedule
+from penstock_planner.decide.state import RoleState
 
 
 @dataclass(frozen=True, slots=True)

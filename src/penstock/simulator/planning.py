@@ -30,10 +30,10 @@ from penstock_planner.core.planner import Answer, PlannerCore
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.bounds.pool import bid_sizes
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Decision, Memory
+from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, summarise
 from penstock_planner.decide.demand.reading import Reading, assess
-from penstock_planner.decide.policies.sla.policy import for_other_graph, resumed
+from penstock_planner.decide.state import Learned, for_other_graph, resumed
 from penstock_planner.ledger import Ledger
 from penstock_planner.recorder import Recorder
 from penstock_planner.served_shares import ServedShares, shares_of
@@ -122,7 +122,7 @@ class VirtualPlanner:
         on_decision: OnDecision,
         *,
         deadline_s: float = DEADLINE_S,
-        memory: Memory | None = None,
+        memory: Learned | None = None,
         calendar_s: float = 0.0,
         recorder: Recorder | None = None,
     ) -> None:
@@ -144,9 +144,10 @@ class VirtualPlanner:
         self._on_decision = on_decision
         self._start(0.0, first_sequence=0)
 
-    def learnt(self, now_s: float) -> Memory:
+    def learnt(self, now_s: float) -> Learned:
         """Return what the planner has learned until the simulated time ``now_s``, by name, as a state from which another planner can start."""
-        return for_other_graph(resumed(self._core.decided, -now_s, 0.0).learned)
+        kinds = self._settings.config.policy.states
+        return for_other_graph(resumed(self._core.decided, kinds, -now_s, 0.0).learned, kinds)
 
     def tick(self, now_s: float, seen: SimulatedObservation, scale: ScalePool) -> None:
         """Run one tick of the planner: process the observation and, if a decision is due, decide and scale.

@@ -19,7 +19,7 @@ from penstock.router.core.worker import WorkerSize
 from penstock.runtimes.engine_flags import preemption_config
 from penstock.workload.traces import BLOCK_TOKENS
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Memory
+from penstock_planner.decide.state import Learned
 
 MAX_WAITING: Final = 1_000_000
 """Maximum queue length that a router section allows."""
@@ -378,7 +378,7 @@ class Scenario:
     routers: SimulatedRouters = field(default_factory=SimulatedRouters)
     planner: DecideConfig | None = None
     patience: PlannerTimeouts = field(default_factory=PlannerTimeouts)
-    memory: Memory = field(default_factory=dict)
+    memory: Learned = field(default_factory=dict)
     resizes: Sequence[Resize] = ()
     failures: Sequence[WorkerFailure] = ()
     faults: Faults = field(default_factory=Faults)

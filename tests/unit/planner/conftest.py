@@ -14,9 +14,10 @@ from penstock.api import Role
 from penstock.core.errors import ClusterError
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Decision, Memory
+from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock_planner.decide.demand.reading import Reading, assess, missing
+from penstock_planner.decide.state import Learned
 from penstock_planner.ledger import Ledger, read_ledger
 from penstock_planner.loop import PlannerLoop
 from penstock_planner.observers import Observer, Observers, PlannerView
@@ -266,7 +267,7 @@ class _World:
         self.rotate_bytes: int | None = None
         self.ledger = Ledger(folder / "ledger.jsonl")
 
-    def planner(self, *, first_sequence: int = 0, memory: Memory | None = None) -> PlannerLoop:
+    def planner(self, *, first_sequence: int = 0, memory: Learned | None = None) -> PlannerLoop:
         """Return a new planner process."""
         self.ledger.close()
         self.ledger = Ledger(self.folder / "ledger.jsonl", rotate_bytes=self.rotate_bytes)

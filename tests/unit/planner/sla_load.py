@@ -5,10 +5,10 @@ from __future__ import annotations
 from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import PlannerState
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Window, summarise
 from penstock_planner.decide.demand.reading import assess
 from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.state import PlannerState
 
 SPEED = 10_000.0
 """Prompt tokens/s of one engine in these tests."""

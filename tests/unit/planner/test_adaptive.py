@@ -16,13 +16,14 @@ from penstock.api import Role
 from penstock_planner.decide.capacity.decoding import KvView, ObservedDecoding
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
-from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
+from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Window, summarise
 from penstock_planner.decide.demand.reading import assess
 from penstock_planner.decide.demand.trend import Trend
 from penstock_planner.decide.objective.shadow_fleets import Hindsight
 from penstock_planner.decide.pipeline import decide, roll_back
 from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory, RoleMemory
+from penstock_planner.decide.state import PlannerState, RoleState
 
 CONFIG = DecideConfig(mode=Mode.ADAPTIVE, adjustment_interval_s=5.0)
 SPEED = 10_000

@@ -13,12 +13,13 @@ from penstock.api import Role
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
-from penstock_planner.decide.decision import Action, PlannerState, Reason
+from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock_planner.decide.demand.reading import Quality, Reading, missing
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.policies.baselines import hpa
 from penstock_planner.decide.policies.baselines.oracle import OracleParameters
+from penstock_planner.decide.state import PlannerState
 
 FRESH = {"age_s": 0.0, "source": "test"}
 

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from penstock.api import Role
 from penstock_planner.decide.codec import from_plain, to_plain, to_short
 from penstock_planner.decide.config import DecideConfig, config_from
-from penstock_planner.decide.decision import Action, PlannerState, RoleState
+from penstock_planner.decide.decision import Action
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock_planner.decide.demand.reading import assess
 from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.state import PlannerState, RoleState
 
 counts = st.integers(0, 6)
 pools = st.builds(

@@ -8,11 +8,12 @@ from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
-from penstock_planner.decide.decision import Action, PlannerState, Proposal, Reason, RoleProposal, RoleState
+from penstock_planner.decide.decision import Action, Proposal, Reason, RoleProposal
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, WorkerSummary
 from penstock_planner.decide.pipeline import decide, roll_back
 from penstock_planner.decide.policies.load import against
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import PlannerState, RoleState
 
 CONFIG = DecideConfig()
 

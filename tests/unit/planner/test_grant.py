@@ -11,10 +11,11 @@ from penstock.gpu_pool.bid import RoleBid, by_need, replicas_within
 from penstock_planner.decide.bounds.pool import bid_sizes
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, PlannerState, Proposal, Reason, RoleProposal, RoleState
+from penstock_planner.decide.decision import Action, Proposal, Reason, RoleProposal
 from penstock_planner.decide.demand.observation import PoolCounts, Window, summarise
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import PlannerState, RoleState
 from penstock_planner.explain import in_words
 
 P, D = Role.PREFILL, Role.DECODE

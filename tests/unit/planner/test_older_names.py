@@ -10,10 +10,11 @@ import pytest
 from penstock.api import Role
 from penstock_planner.core.older_names import learned_with_present_names, with_present_names
 from penstock_planner.decide.codec import from_plain, to_plain
-from penstock_planner.decide.decision import Decision, PlannerState, RoleState
+from penstock_planner.decide.decision import Decision
 from penstock_planner.decide.demand.observation import Pull
 from penstock_planner.decide.objective.shadow_fleets import Growth
 from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.state import PlannerState, RoleState
 from penstock_planner.ledger import read_ledger
 
 OLDER = Path(__file__).parents[2] / "fuzz" / "data" / "ledger.jsonl"

@@ -10,8 +10,9 @@ from penstock.api import Role
 from penstock_planner.decide.bounds.backoff import after_decision
 from penstock_planner.decide.bounds.owner import after_foreign_write, is_ceded, owner
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
+from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.state import PlannerState, RoleState
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
 

@@ -9,10 +9,11 @@ import pytest
 from penstock.api import Role
 from penstock_planner.decide.bounds.trial_yield import reclaim_trial_replica
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleProposal, RoleState
+from penstock_planner.decide.decision import Action, Reason, RoleProposal
 from penstock_planner.decide.demand.observation import PoolCounts, Window
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.rule import Facts, Proposals
+from penstock_planner.decide.state import PlannerState, RoleState
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
 

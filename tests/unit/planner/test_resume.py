@@ -15,11 +15,10 @@ from penstock_planner.core.planner import PlannerCore
 from penstock_planner.core.planner_settings import PlannerSettings
 from penstock_planner.core.tick_schedule import TickSchedule
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import PlannerState
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
-from penstock_planner.decide.policies.sla.policy import resumed
+from penstock_planner.decide.state import PlannerState, resumed
 
 D, P = Role.DECODE, Role.PREFILL
 
@@ -82,7 +81,7 @@ def test_a_planner_decides_on_any_clock_as_on_its_own(*, mode, before, after, fi
     _, state = _decided(before, PlannerState(), config, first_s)
     left_s = first_s + 2 * len(before)
     stayed, _ = _decided(after, state, config, left_s + gone_s)
-    moved = resumed(state, second_s - left_s - gone_s, second_s)
+    moved = resumed(state, config.policy.states, second_s - left_s - gone_s, second_s)
     assert _decided(after, moved, config, second_s)[0] == stayed
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import PlannerState, Reason
+from penstock_planner.decide.decision import Reason
 from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.pipeline import RULES, decide
+from penstock_planner.decide.state import PlannerState
 
 PAGE = Path(__file__).parents[3] / "docs/planner.md"
 D, P = Role.DECODE, Role.PREFILL

@@ -10,10 +10,11 @@ import pytest
 from penstock.api import Role
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import Action, PlannerState, Reason
+from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Window, summarise
 from penstock_planner.decide.demand.reading import assess, missing
 from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.state import PlannerState
 
 P, D, A = Role.PREFILL, Role.DECODE, Role.AGGREGATED
 AFTER_S = 120.0

@@ -13,11 +13,12 @@ from penstock.api.manifests import parse_manifests
 from penstock.core.cron import Recurring
 from penstock_planner.decide.codec import from_plain, to_plain
 from penstock_planner.decide.config import DecideConfig, Mode, config_from
-from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
+from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, summarise
 from penstock_planner.decide.demand.reading import assess
 from penstock_planner.decide.pipeline import decide, roll_back
 from penstock_planner.decide.schedule import ScheduledBounds
+from penstock_planner.decide.state import PlannerState, RoleState
 from penstock_planner.options import join
 
 P, D = Role.PREFILL, Role.DECODE

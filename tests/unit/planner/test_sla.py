@@ -9,9 +9,10 @@ from sla_load import CONFIG, SPEED, decided_after, itl_s_of, pull_of, step_of
 
 from penstock.api import Predictor, Role
 from penstock.core.errors import ConfigError
-from penstock_planner.decide.decision import Action, PlannerState, Reason
+from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.demand.observation import Window
 from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.state import PlannerState
 
 
 def test_without_a_profile_it_says_what_to_run():

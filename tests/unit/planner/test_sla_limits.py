@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from sla_load import CONFIG, decided_after, step_of
 
 from penstock.api import Role
-from penstock_planner.decide.decision import Action, PlannerState, Reason
+from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.policies.sla.limits import RoleNeed, coverage, divide_budget, gpus_of
+from penstock_planner.decide.state import PlannerState
 
 D, P = Role.DECODE, Role.PREFILL
 OVERLOAD = {"rate": 60.0, "running": 150.0, "kv": 0.05}

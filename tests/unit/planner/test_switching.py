@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from penstock.api import Role
 from penstock_planner.decide.bounds.switch import switch
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleProposal, RoleState
+from penstock_planner.decide.decision import Action, Reason, RoleProposal
 from penstock_planner.decide.demand.observation import PoolCounts, Window
 from penstock_planner.decide.pipeline import decide
 from penstock_planner.decide.rule import Facts, Proposals
+from penstock_planner.decide.state import PlannerState, RoleState
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
 

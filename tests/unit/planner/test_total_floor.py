@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig, Mode
-from penstock_planner.decide.decision import Action, PlannerState, Reason, RoleState
+from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.state import PlannerState, RoleState
 
 D, P = Role.DECODE, Role.PREFILL
 CALM = DecideConfig(min_total_gpus=4)

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from sla_load import ADAPTIVE, NO_LOAD, SERVED, decided_after, pull_of, step_of
 
 from penstock.api import Role
-from penstock_planner.decide.decision import Action, PlannerState, Reason
+from penstock_planner.decide.decision import Action, Reason
 from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.objective.shadow_fleets import ENOUGH, HOLDS_S
 from penstock_planner.decide.objective.trial import Lateness, Trial
 from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
+from penstock_planner.decide.state import PlannerState
 
 P, D = Role.PREFILL, Role.DECODE
 _after = partial(decided_after, config=ADAPTIVE)

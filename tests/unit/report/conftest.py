@@ -14,10 +14,10 @@ from penstock_planner.core import records
 from penstock_planner.core.changes import ChangeOutcome, ReplicaChange
 from penstock_planner.core.records import DecisionKind
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import PlannerState
 from penstock_planner.decide.demand.observation import Demand, PoolCounts, Pull, Window, WorkerSummary
 from penstock_planner.decide.demand.reading import Quality, Reading
 from penstock_planner.decide.pipeline import decide
+from penstock_planner.decide.state import PlannerState
 from penstock_planner.ledger import Ledger, read_ledger
 
 ZERO_MODEL_S = 100_000.0

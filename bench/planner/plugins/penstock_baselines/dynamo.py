@@ -8,14 +8,17 @@ Source: the planner of ai-dynamo 1.6.1: its load-based scaling, consolidation gu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.decision import Proposal, Step
 from penstock_planner.decide.demand.observation import Pull, Window
-from penstock_planner.decide.policies.drafting import drafted, numbers, of_role, proposed, waiting_requests
+from penstock_planner.decide.policies.drafting import drafted, proposed, waiting_requests
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import PlannerState, PolicyState
 
 TICK_S = 5.0
 """The load interval."""
@@ -70,13 +73,26 @@ def decode_change(kv_fraction: float, ready: int) -> int:
     return -1 if kv_fraction < DECODE_DOWN and not _would_refill(kv_fraction, ready, DECODE_UP) else 0
 
 
+@dataclass(frozen=True, slots=True)
+class DynamoState(PolicyState):
+    """What the load loop keeps between two decisions.
+
+    Attributes:
+        agreeing: Number of consecutive decisions in which each role was to shrink.
+    """
+
+    KEY: ClassVar[str] = "dynamo"
+
+    agreeing: Mapping[Role, int] = field(default_factory=dict)
+
+
 def dynamo_load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     """Return what the load loop asks for; without data of an engine, and while one starts, nothing grows."""
     pull = window.pulls[-1]
-    proposals, memory = [], {}
+    proposals, agreed = [], dict(DynamoState.read(state.learned).agreeing)
     for role, pool in pull.pools.items():
         change, inputs = _change(pull, role, window, config)
-        agreeing = int((numbers(of_role(state.learned, role).get("down")) or [0.0])[0])
+        agreeing = agreed.get(role, 0)
         agreeing = agreeing + 1 if change is not None and change < 0 else 0
         desired, words = pool.replicas, "within"
         if change is None:
@@ -88,10 +104,10 @@ def dynamo_load(window: Window, state: PlannerState, config: DecideConfig) -> Pr
         else:
             desired += change
             words = {1: "above", 0: "within", -1: "below"}[change]
-        memory[role.value] = {"down": (float(0 if desired < pool.replicas else agreeing),)}
+        agreed[role] = 0 if desired < pool.replicas else agreeing
         step = Step("dynamo_load", inputs, None, words)
         proposals.append(drafted(role, pull, None if change is None else desired, step, config))
-    return proposed(proposals, state, memory)
+    return proposed(proposals, state, DynamoState(agreed))
 
 
 def _change(

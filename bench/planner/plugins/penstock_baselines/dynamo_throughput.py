@@ -23,10 +23,11 @@ from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock.performance.profile import DecodeTable, PerformanceProfile
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.decision import Proposal, Step
 from penstock_planner.decide.demand.observation import Pull, Window
 from penstock_planner.decide.policies.drafting import drafted, proposed
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import PlannerState
 
 INTERVAL_S = 180.0
 """``throughput_adjustment_interval``."""
@@ -108,7 +109,7 @@ def dynamo_throughput(window: Window, state: PlannerState, config: DecideConfig)
         desired = max(pool.replicas - MAX_CHANGE, min(pool.replicas + MAX_CHANGE, wanted))
         step = Step("dynamo_throughput", inputs, None, f"asks for {wanted}")
         proposals.append(drafted(role, pull, desired, step, config))
-    return proposed(proposals, state, {})
+    return proposed(proposals, state)
 
 
 def interval_load(window: Window) -> IntervalLoad | None:

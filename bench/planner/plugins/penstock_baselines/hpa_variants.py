@@ -6,17 +6,19 @@ stabilisation and rates are `hpa`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.decision import Proposal, Step
 from penstock_planner.decide.demand.observation import Pull, Window, unserved
 from penstock_planner.decide.policies.baselines import hpa
-from penstock_planner.decide.policies.drafting import drafted, numbers, of_role, proposed, waiting_requests
+from penstock_planner.decide.policies.drafting import drafted, proposed, waiting_requests
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import PlannerState, PolicyState
 
 PEAK_SHARE = 0.4
 """Chosen from the 0.3 to 0.5 that engines with a TTFT target are run at: the share of a replica's peak tokens/s."""
@@ -62,13 +64,28 @@ def requests_there(
     return running + waiting + unserved(window.pulls, role), REQUESTS[role], ()
 
 
+@dataclass(frozen=True, slots=True)
+class VariantState(PolicyState):
+    """What an HPA per role keeps between two decisions.
+
+    Attributes:
+        recommended: Recent recommendations, as in `hpa.HpaState`.
+        recent: What the metric of each role keeps.
+    """
+
+    KEY: ClassVar[str] = "hpa-variant"
+
+    recommended: Mapping[Role, tuple[float, ...]] = field(default_factory=dict)
+    recent: Mapping[Role, Recent] = field(default_factory=dict)
+
+
 def scaled_by(metric: Metric, window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     """Return what an HPA per role asks for."""
     pull = window.pulls[-1]
-    proposals, memory = [], {}
+    proposals, kept = [], VariantState.read(state.learned)
+    recommended, recents = dict(kept.recommended), dict(kept.recent)
     for role, pool in pull.pools.items():
-        kept = of_role(state.learned, role)
-        recent = tuple(numbers(kept.get("recent")))
+        recent = recents.get(role, ())
         asked: list[int | None] = []
         if role is not Role.PREFILL:
             asked.append(_by_kv(pull, role))
@@ -76,13 +93,14 @@ def scaled_by(metric: Metric, window: Window, state: PlannerState, config: Decid
             total, target, recent = metric(window, role, recent, config)
             asked.append(None if total is None else hpa.external_desired(total, target, pool.replicas))
         desired = hpa.combined(asked, pool.replicas)
-        recommended = tuple(numbers(kept.get("recommended")))
         if desired is not None:
-            desired, recommended = hpa.recommend(desired, pool.replicas, pull.at_s, recommended)
-        memory[role.value] = {"recommended": recommended, "recent": recent}
+            desired, recommended[role] = hpa.recommend(
+                desired, pool.replicas, pull.at_s, recommended.get(role, ())
+            )
+        recents[role] = recent
         step = Step("hpa", {}, None, f"metrics ask for {asked}; stabilised {desired}")
         proposals.append(drafted(role, pull, desired, step, config))
-    return proposed(proposals, state, memory)
+    return proposed(proposals, state, VariantState(recommended, recents))
 
 
 def _by_kv(pull: Pull, role: Role) -> int | None:

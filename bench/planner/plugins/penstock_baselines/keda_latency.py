@@ -12,15 +12,18 @@ Source: llm-d-autoscaling's guide, and KEDA 2.18's Prometheus scaler with ``metr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.decision import Proposal, Step
 from penstock_planner.decide.demand.observation import Demand, Window
 from penstock_planner.decide.policies.baselines import hpa
-from penstock_planner.decide.policies.drafting import drafted, numbers, of_role, proposed
+from penstock_planner.decide.policies.drafting import drafted, proposed
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import PlannerState, PolicyState
 
 RANGE_S = 60.0
 """``rate(…[1m])``."""
@@ -64,14 +67,31 @@ def p90_s(found: Sequence[float]) -> float:
     return 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class LatencyState(PolicyState):
+    """What the triggers and HPAs keep between two decisions, by role.
+
+    Attributes:
+        recommended: Recent recommendations, as in `hpa.HpaState`.
+        ttft: Latencies to first tokens, as `latencies` returns them.
+        itl: Latencies between tokens, as `latencies` returns them.
+    """
+
+    KEY: ClassVar[str] = "keda-latency"
+
+    recommended: Mapping[Role, tuple[float, ...]] = field(default_factory=dict)
+    ttft: Mapping[Role, tuple[float, ...]] = field(default_factory=dict)
+    itl: Mapping[Role, tuple[float, ...]] = field(default_factory=dict)
+
+
 def keda_latency(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     """Return what the triggers ask for."""
     pull = window.pulls[-1]
-    proposals, memory = [], {}
+    proposals, kept = [], LatencyState.read(state.learned)
+    recommended, ttfts, itls = dict(kept.recommended), dict(kept.ttft), dict(kept.itl)
     for role, pool in pull.pools.items():
-        kept = of_role(state.learned, role)
-        ttft = latencies(window, numbers(kept.get("ttft")), is_ttft=True)
-        itl = latencies(window, numbers(kept.get("itl")), is_ttft=False)
+        ttft = ttfts[role] = latencies(window, ttfts.get(role, ()), is_ttft=True)
+        itl = itls[role] = latencies(window, itls.get(role, ()), is_ttft=False)
         ratios = {}
         if role is not Role.DECODE:
             ratios["ttft"] = p90_s(ttft) / config.ttft_slo_s
@@ -80,14 +100,11 @@ def keda_latency(window: Window, state: PlannerState, config: DecideConfig) -> P
         ratio = max(ratios.values())
         # The HPA's: desired = ceil(current x metric / target), within its tolerance the current number.
         asked = hpa.external_desired(ratio * pool.replicas, 1.0, pool.replicas)
-        desired, recommended = hpa.recommend(
-            asked, pool.replicas, pull.at_s, numbers(kept.get("recommended"))
-        )
-        memory[role.value] = {"recommended": recommended, "ttft": ttft, "itl": itl}
+        desired, recommended[role] = hpa.recommend(asked, pool.replicas, pull.at_s, recommended.get(role, ()))
         words = ", ".join(f"P90 {name} at {value:.2f} of its target" for name, value in ratios.items())
         step = Step("keda", dict(ratios), None, f"{words}; stabilised {desired}")
         proposals.append(drafted(role, pull, desired, step, config))
-    return proposed(proposals, state, memory)
+    return proposed(proposals, state, LatencyState(recommended, ttfts, itls))
 
 
 POLICY = PlannerPolicy(keda_latency, has_ledger=False, interval_s=hpa.SYNC_S, max_step=None)

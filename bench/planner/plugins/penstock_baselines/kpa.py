@@ -6,15 +6,17 @@ Source: Knative Serving 1.19, ``pkg/autoscaler/scaling/autoscaler.go``, and its 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.decision import Proposal, Step
 from penstock_planner.decide.demand.observation import Pull, Window
-from penstock_planner.decide.policies.drafting import drafted, numbers, of_role, proposed, waiting_requests
+from penstock_planner.decide.policies.drafting import drafted, proposed, waiting_requests
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import PlannerState, PolicyState
 
 TARGETS = {Role.DECODE: 0.7, Role.PREFILL: 2.0, Role.AGGREGATED: 8.0}
 """KV usage of a decode replica, Knative's target utilisation; requests of a prefill replica, one that runs and one that
@@ -41,6 +43,21 @@ class Panic:
 
     since_s: float | None = None
     pods: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KpaState(PolicyState):
+    """What each role's KPA keeps between ticks.
+
+    Attributes:
+        panics: Panic of each role.
+        seen: Time and load of each reading in the stable window, by role.
+    """
+
+    KEY: ClassVar[str] = "kpa"
+
+    panics: Mapping[Role, Panic] = field(default_factory=dict)
+    seen: Mapping[Role, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
 
 def started(now_s: float, pods: int) -> Panic:
@@ -83,31 +100,24 @@ def scaled(
 def kpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     """Return what a KPA per role asks for: requests at prefill and aggregated workers, KV usage of decode."""
     pull = window.pulls[-1]
-    proposals, memory = [], {}
+    proposals, kept = [], KpaState.read(state.learned)
+    panics, seen = dict(kept.panics), dict(kept.seen)
     for role, pool in pull.pools.items():
-        kept = of_role(state.learned, role)
-        seen = numbers(kept.get("seen"))
-        points = [(at_s, value) for at_s, value in zip(seen[::2], seen[1::2], strict=True)]
+        points = list(seen.get(role, ()))
         points += [(each.at_s, load) for each in window.pulls if (load := _load(each, role)) is not None]
         points = [point for point in points if point[0] > pull.at_s - STABLE_S]
-        held = numbers(kept.get("panic"))
-        before = (
-            Panic(held[0] if held[0] >= 0 else None, int(held[1])) if held else started(pull.at_s, pool.ready)
-        )
+        before = panics.get(role) or started(pull.at_s, pool.ready)
         stable, panic = _mean(points, pull.at_s - STABLE_S), _mean(points, pull.at_s - PANIC_S)
         target = TARGETS[role]
         desired, after = scaled(
             stable, panic, target=target, ready=pool.ready, now_s=pull.at_s, memory=before
         )
-        memory[role.value] = {
-            "seen": tuple(value for point in points for value in point),
-            "panic": (-1.0 if after.since_s is None else after.since_s, float(after.pods)),
-        }
+        panics[role], seen[role] = after, tuple(points)
         mode = "stable" if after.since_s is None else "panic"
         inputs = {"stable": stable, "panic": panic, "target": target, "ready": pool.ready}
         step = Step("kpa", inputs, target, f"{mode}: asks for {desired}")
         proposals.append(drafted(role, pull, desired, step, config))
-    return proposed(proposals, state, memory)
+    return proposed(proposals, state, KpaState(panics, seen))
 
 
 def _load(pull: Pull, role: Role) -> float | None:

@@ -11,9 +11,10 @@ from dataclasses import replace
 from penstock.api import Role
 from penstock_planner.decide.bounds.owner import cede_decisions
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
-from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step, count_of
+from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step, count_of
 from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.rule import Facts, Proposals
+from penstock_planner.decide.state import RoleState
 
 
 def hold_after_failure(proposals: Proposals, facts: Facts) -> Proposals:

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from penstock.api import Role
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
-from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step
+from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step
 from penstock_planner.decide.rule import Facts, Proposals
+from penstock_planner.decide.state import RoleState
 
 
 def leave_to_writers(proposals: Proposals, facts: Facts) -> Proposals:

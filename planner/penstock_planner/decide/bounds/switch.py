@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from penstock_planner.decide.bounds.owner import is_ceded
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step
+from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step
 from penstock_planner.decide.rule import Facts, Proposals
+from penstock_planner.decide.state import RoleState
 
 _STAYS_DOWN = frozenset({Reason.ABOVE_BUDGET, Reason.ABOVE_SCHEDULE, Reason.IDLE})
 """Reasons for shrinking to fewer GPUs. Workers of such a role are stopped rather than switched."""

@@ -14,8 +14,9 @@ from penstock_planner.decide.bounds.gpu_budget import may_grow
 from penstock_planner.decide.bounds.owner import is_ceded
 from penstock_planner.decide.bounds.rebalance import freeable_gpus
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, Reason, RoleProposal, RoleState, Step, count_of
+from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step, count_of
 from penstock_planner.decide.rule import Facts, Proposals
+from penstock_planner.decide.state import RoleState
 
 TOTAL_FLOOR = "total_floor"
 """Name of the steps that these rules record."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from penstock.api import Role
 from penstock.performance.profile import PerformanceProfile
 from penstock_planner.decide.capacity import queueing
-from penstock_planner.decide.codec import from_plain
-from penstock_planner.decide.decision import Memory
 from penstock_planner.decide.demand.observation import Demand, Pull, entry_role, kv_role
 from penstock_planner.decide.demand.trend import TrendForecast
+from penstock_planner.decide.state import PolicyState
 
 PRIOR_S = 20.0
 """Weight of the unchanged profile against observations: as much as 20 seconds of computing or decoding that agreed with it.
@@ -140,7 +140,7 @@ class SteadyRate:
 
 
 @dataclass(frozen=True, slots=True)
-class SlaMemory:
+class SlaMemory(PolicyState):
     """Learned state of mode ``sla`` in addition to that of mode adaptive.
 
     The five sums lose weight with a time constant of 2 minutes. Their ratios are mean lengths: ``prompt_tokens /
@@ -163,6 +163,8 @@ class SlaMemory:
         steady: Mean arrival rate over about the last 2 minutes, used as forecast unless a trend is significant.
     """
 
+    KEY: ClassVar[str] = "sla"
+
     arrived: float = 0.0
     prompt_tokens: float = 0.0
     uncached_tokens: float = 0.0
@@ -174,20 +176,6 @@ class SlaMemory:
     ttft: Correction = Correction()
     itl: Correction = Correction()
     steady: SteadyRate = SteadyRate()
-
-    @classmethod
-    def read(cls, memory: Memory) -> SlaMemory:
-        """Return the part of the planner's learned state that only mode sla has; a default one if there is none.
-
-        Args:
-            memory: Learned state of all policies, as a decision left it, or as plain data read from a ledger (the
-                planner's decision log).
-
-        Raises:
-            AttributeError, TypeError, ValueError: The data does not have this form.
-        """
-        known = memory.get("sla", {})
-        return known if isinstance(known, cls) else from_plain(cls, known, skips_unknown=True)
 
     @property
     def isl(self) -> float | None:

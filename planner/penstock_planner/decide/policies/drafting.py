@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import (
-    Action,
-    Memory,
-    PlannerState,
-    Proposal,
-    Reason,
-    RoleProposal,
-    Step,
-)
+from penstock_planner.decide.decision import Action, Proposal, Reason, RoleProposal, Step
 from penstock_planner.decide.demand.observation import Pull
+from penstock_planner.decide.state import PlannerState, PolicyState
 
 
 def drafted(role: Role, pull: Pull, desired: int | None, step: Step, config: DecideConfig) -> RoleProposal:
@@ -52,28 +43,15 @@ _REASONS = {
 }
 
 
-def proposed(proposals: list[RoleProposal], state: PlannerState, memory: Memory) -> Proposal:
+def proposed(proposals: list[RoleProposal], state: PlannerState, *learned: PolicyState) -> Proposal:
     """Return the result of a policy that keeps no state of its own per role; the roles' present states are copied unchanged.
 
     Args:
         proposals: One proposal per role.
         state: State left by the last decision.
-        memory: Learned state of the policy after this interval.
+        learned: What the policy has learned after this interval; nothing if it keeps no state between decisions.
     """
-    return Proposal(proposals, {proposal.role: state.of(proposal.role) for proposal in proposals}, memory)
-
-
-def of_role(memory: Memory, role: Role) -> Mapping[str, object]:
-    """Return the learned values that a policy stored for a role, by the names that it chose; empty if it has stored none yet.
-
-    The result is also empty after a restart of the planner without a ledger (its decision log).
-
-    Args:
-        memory: Learned state, in which the policy used the role's name as key.
-        role: Role to look up.
-    """
-    kept = memory.get(role.value)
-    return kept if isinstance(kept, Mapping) else {}
+    return Proposal(proposals, {proposal.role: state.of(proposal.role) for proposal in proposals}, learned)
 
 
 def waiting_requests(pull: Pull, role: Role) -> float | None:
@@ -93,8 +71,3 @@ def waiting_requests(pull: Pull, role: Role) -> float | None:
         return None
     at_frontend = pull.demand.waiting if role is Role.AGGREGATED and pull.demand is not None else 0.0
     return inside.total + at_frontend
-
-
-def numbers(value: object) -> list[float]:
-    """Return a list of numbers that was stored in learned state, as floats; empty if ``value`` is not a list or tuple."""
-    return [float(each) for each in value] if isinstance(value, list | tuple) else []

@@ -14,19 +14,11 @@ from penstock.api import Role
 from penstock_planner.decide.bounds.backoff import back_off, with_observed_counts
 from penstock_planner.decide.bounds.replicas import below_floor
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import (
-    Action,
-    PlannerState,
-    Proposal,
-    Reason,
-    RoleProposal,
-    RoleState,
-    Step,
-    count_of,
-)
+from penstock_planner.decide.decision import Action, Proposal, Reason, RoleProposal, Step, count_of
 from penstock_planner.decide.demand.observation import Pull, Window, unserved
 from penstock_planner.decide.demand.reading import Quality
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import PlannerState, RoleState
 
 
 def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 from penstock.api import Role
 from penstock_planner.decide.codec import from_plain
-from penstock_planner.decide.decision import Memory
 from penstock_planner.decide.demand.load import LEVEL_TAU_S, KvLoad, Work
 from penstock_planner.decide.demand.observation import PoolCounts
 from penstock_planner.decide.demand.trend import STARTUP_S, Trend
@@ -20,6 +20,7 @@ from penstock_planner.decide.demand.week import Week
 from penstock_planner.decide.objective.model_comparison import ModelComparison
 from penstock_planner.decide.objective.shadow_fleets import Growth, Hindsight
 from penstock_planner.decide.objective.trial import Trial
+from penstock_planner.decide.state import PolicyState
 
 SETTLE_S = LEVEL_TAU_S
 """Minimum simulated seconds between two scale-downs (6 s), so that the effect of the first one is visible in the load
@@ -131,7 +132,7 @@ class RoleMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptiveMemory:
+class AdaptiveMemory(PolicyState):
     """Learned state of modes adaptive and sla for all roles. Times are simulated seconds.
 
     Attributes:
@@ -154,6 +155,8 @@ class AdaptiveMemory:
         startup_timeout_s: Longest start-up of a replica to wait for, in seconds (``startupTimeoutSeconds``).
     """
 
+    KEY: ClassVar[str] = "adaptive"
+
     pulled_s: float | None = None
     work: Work = field(default_factory=Work)
     kv: KvLoad = field(default_factory=KvLoad)
@@ -169,26 +172,20 @@ class AdaptiveMemory:
     startup_timeout_s: float = 600.0
 
     @classmethod
-    def read(cls, memory: Memory) -> AdaptiveMemory:
-        """Return the part of the planner's learned state that modes adaptive and sla share; a default one if there is none.
+    def from_stored(cls, plain: Any) -> AdaptiveMemory:
+        """Return the state that a ledger (the planner's decision log) has stored as plain data.
 
-        Args:
-            memory: Learned state of all policies, as a decision left it, or as plain data read from a ledger (the
-                planner's decision log).
+        Floors that another version learned with other kinds of fleets are dropped and learned again.
 
         Raises:
             AttributeError, TypeError, ValueError: The data does not have this form.
         """
-        known = memory.get("adaptive", {})
-        if isinstance(known, cls):
-            return known
-        # Floors that another version learned with other kinds of fleets are dropped and learned again.
         kept = {
             role: each
-            for role, each in known.get("hindsight", {}).items()
+            for role, each in plain.get("hindsight", {}).items()
             if "since_s" in each and each["fleets"].keys() == set(Growth)
         }
-        return from_plain(cls, {**known, "hindsight": kept}, skips_unknown=True)
+        return from_plain(cls, {**plain, "hindsight": kept}, skips_unknown=True)
 
     def is_of(self, learning_identity: str) -> bool:
         """Return whether the state was learned by a planner with the same identity; also True if either identity is empty (unknown).

@@ -17,15 +17,7 @@ from penstock_planner.decide.capacity.decoding import KvView
 from penstock_planner.decide.capacity.observed import OBSERVED
 from penstock_planner.decide.capacity.worker_model import WorkerModel
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import (
-    Action,
-    Memory,
-    PlannerState,
-    Proposal,
-    Reason,
-    RoleProposal,
-    Step,
-)
+from penstock_planner.decide.decision import Action, Proposal, Reason, RoleProposal, Step
 from penstock_planner.decide.demand.load import WorkView, kv_load_of
 from penstock_planner.decide.demand.observation import (
     Demand,
@@ -46,6 +38,7 @@ from penstock_planner.decide.policies.adaptive.memory import HOLD_S, AdaptiveMem
 from penstock_planner.decide.policies.adaptive.retention import Clock, kept_by
 from penstock_planner.decide.policies.adaptive.scale_to_zero import quiet_since, to_zero_or_back
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import Learned, PlannerState
 
 MOST_AT_ONCE = 64
 """Maximum number of replicas that one decision adds, regardless of `max_step`."""
@@ -72,7 +65,7 @@ def adaptive(window: Window, state: PlannerState, config: DecideConfig) -> Propo
     return proposed(window, state, memory, OBSERVED, config)
 
 
-def begun(known: Memory, config: DecideConfig) -> AdaptiveMemory:
+def begun(known: Learned, config: DecideConfig) -> AdaptiveMemory:
     """Return the learned state before the pulls of this decision, with the values of the configuration that it depends on.
 
     Args:
@@ -87,7 +80,7 @@ def begun(known: Memory, config: DecideConfig) -> AdaptiveMemory:
     )
 
 
-def remembered(known: Memory, config: DecideConfig) -> Memory:
+def remembered(known: Learned, config: DecideConfig) -> Learned:
     """Return the planner's learned state, or an empty one if it was learned from another model, engine, profile or time scale.
 
     Args:
@@ -132,7 +125,7 @@ def proposed(
     proposals = [_draft(role, window, memory, cases.get(role), config) for role in pools]
     proposals = [back_off(each, seen[each.role]) if each.action is Action.UP else each for each in proposals]
     proposals = to_zero_or_back(proposals, window, memory, config)
-    return Proposal(_within_budget(proposals, pools, config), seen, {"adaptive": memory})
+    return Proposal(_within_budget(proposals, pools, config), seen, (memory,))
 
 
 def followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> AdaptiveMemory:
@@ -416,5 +409,5 @@ def _within_budget(
     ]
 
 
-POLICY = PlannerPolicy(adaptive, follows_demand=True)
+POLICY = PlannerPolicy(adaptive, follows_demand=True, states=(AdaptiveMemory,))
 """Mode adaptive as a policy."""

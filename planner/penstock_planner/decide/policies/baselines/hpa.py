@@ -7,15 +7,17 @@ Source: the algorithm's description in the Kubernetes documentation ("Horizontal
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.decision import Proposal, Step
 from penstock_planner.decide.demand.observation import Pull, Window, unserved
-from penstock_planner.decide.policies.drafting import drafted, numbers, of_role, proposed, waiting_requests
+from penstock_planner.decide.policies.drafting import drafted, proposed, waiting_requests
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import PlannerState, PolicyState
 
 TOLERANCE = 0.1
 """Deviation of the ratio from 1 up to which nothing changes. Default of ``--horizontal-pod-autoscaler-tolerance``."""
@@ -52,6 +54,19 @@ class HpaParameters:
     kv_usage: float | None = KV_TARGET
     waiting: float | None = QUEUE_TARGET
     running: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HpaState(PolicyState):
+    """Recent recommendations of each HPA.
+
+    Attributes:
+        recommended: By role, time and replicas of each recommendation, one after the other, as `recommend` takes them.
+    """
+
+    KEY: ClassVar[str] = "hpa"
+
+    recommended: Mapping[Role, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,20 +204,20 @@ def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
         config: Configuration with the targets in `HpaParameters`.
     """
     pull = window.pulls[-1]
-    proposals, memory = [], {}
+    proposals = []
+    recommended = dict(HpaState.read(state.learned).recommended)
     for role, pool in pull.pools.items():
         metrics = _metrics(window.pulls, role, config.parameters_as(HpaParameters))
         desired = combined([number for _, number in metrics], pool.replicas)
-        before = numbers(of_role(state.learned, role).get("recommended"))
-        kept: tuple[float, ...] = tuple(before)
         if desired is not None:
-            desired, kept = recommend(desired, pool.replicas, pull.at_s, before)
-        memory[role.value] = {"recommended": kept}
+            desired, recommended[role] = recommend(
+                desired, pool.replicas, pull.at_s, recommended.get(role, ())
+            )
         inputs = dict(metrics)
         words = ", ".join(f"{name} asks for {number}" for name, number in metrics)
         step = Step("hpa", inputs, None, f"{words}; {desired} after stabilization")
         proposals.append(drafted(role, pull, desired, step, config))
-    return proposed(proposals, state, memory)
+    return proposed(proposals, state, HpaState(recommended))
 
 
 def _metrics(pulls: Sequence[Pull], role: Role, targets: HpaParameters) -> list[tuple[str, int | None]]:

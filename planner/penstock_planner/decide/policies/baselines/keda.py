@@ -9,15 +9,18 @@ Source: llm-d-autoscaling's guide for P/D, and KEDA 2.18's Prometheus scaler.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from penstock.api import Role
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.decision import Proposal, Step
 from penstock_planner.decide.demand.observation import Window
 from penstock_planner.decide.policies.baselines import hpa
-from penstock_planner.decide.policies.drafting import drafted, numbers, of_role, proposed
+from penstock_planner.decide.policies.drafting import drafted, proposed
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import PlannerState, PolicyState
 
 KV_TARGET = 0.8
 """Target of the KV usage per replica, a fraction: 0.8, as in llm-d's guide."""
@@ -35,6 +38,21 @@ class KedaParameters:
     """
 
     prefill_tokens_per_s: float = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class KedaState(PolicyState):
+    """What KEDA's HPAs, and the queries of its triggers, keep between two decisions.
+
+    Attributes:
+        recommended: By role, time and replicas of each recommendation, as in `hpa.HpaState`.
+        prompt_tokens: Mean uncached tokens of the last prompts that arrived.
+    """
+
+    KEY: ClassVar[str] = "keda"
+
+    recommended: Mapping[Role, tuple[float, ...]] = field(default_factory=dict)
+    prompt_tokens: float = 0.0
 
 
 def prefill_threshold_s(ttft_slo_s: float, uncached_tokens: float, tokens_per_s: float) -> float:
@@ -67,10 +85,10 @@ def keda(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
     demands = [each.demand for each in window.pulls if each.demand is not None]
     arrivals = sum(demand.arrivals for demand in demands)
     tokens = sum(demand.uncached_tokens for demand in demands)
-    proposals, memory = [], {}
+    kept = KedaState.read(state.learned)
+    prompt = tokens / arrivals if arrivals else kept.prompt_tokens
+    proposals, recommended = [], dict(kept.recommended)
     for role, pool in pull.pools.items():
-        kept = of_role(state.learned, role)
-        prompt = tokens / arrivals if arrivals else (numbers(kept.get("prompt_tokens")) or [0.0])[0]
         asked: dict[str, int] = {}
         if role is not Role.DECODE:
             demand = pull.demand
@@ -80,14 +98,13 @@ def keda(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
             asked["prefill_work"] = hpa.external_desired(work_s, threshold_s, pool.replicas)
         if role is not Role.PREFILL:
             asked["kv"] = hpa.external_desired(pull.kv.total, KV_TARGET, pool.replicas)
-        desired, recommended = hpa.recommend(
-            max(asked.values()), pool.replicas, pull.at_s, numbers(kept.get("recommended"))
+        desired, recommended[role] = hpa.recommend(
+            max(asked.values()), pool.replicas, pull.at_s, recommended.get(role, ())
         )
-        memory[role.value] = {"recommended": recommended, "prompt_tokens": (prompt,)}
         words = ", ".join(f"{name} asks for {number}" for name, number in asked.items())
         step = Step("keda", {**asked, "prompt_tokens": prompt}, None, f"{words}; stabilised {desired}")
         proposals.append(drafted(role, pull, desired, step, config))
-    return proposed(proposals, state, memory)
+    return proposed(proposals, state, KedaState(recommended, prompt))
 
 
 POLICY = PlannerPolicy(

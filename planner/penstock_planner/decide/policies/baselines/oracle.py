@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from penstock.api import Role
 from penstock.core.errors import ConfigError
 from penstock_planner.decide.config import ADAPTIVE_INTERVAL_S, DecideConfig
-from penstock_planner.decide.decision import PlannerState, Proposal, Step
+from penstock_planner.decide.decision import Proposal, Step
 from penstock_planner.decide.demand.observation import Window
 from penstock_planner.decide.policies.drafting import drafted, proposed
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import PlannerState
 
 Sizes = tuple[tuple[float, int], ...]
 """Replica counts over time as (start in simulated seconds, replicas), at strictly increasing times; at least one."""
@@ -57,7 +58,7 @@ def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposa
         wanted = size_at(schedule[role], window.end_s)
         step = Step("oracle", {"scheduled": wanted}, None, f"{wanted} scheduled")
         proposals.append(drafted(role, pull, wanted, step, config))
-    return proposed(proposals, state, {})
+    return proposed(proposals, state)
 
 
 def size_at(sizes: Sizes, at_s: float) -> int:

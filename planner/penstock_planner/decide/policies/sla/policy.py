@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
 
 from penstock.api import Role
 from penstock.core.errors import ConfigError
@@ -13,13 +12,14 @@ from penstock_planner.decide.bounds.gpu_budget import existing_gpus
 from penstock_planner.decide.capacity.corrections import SlaMemory
 from penstock_planner.decide.capacity.profiled import ProfiledWorkers
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Memory, PlannerState, Proposal, Step
+from penstock_planner.decide.decision import Proposal, Step
 from penstock_planner.decide.demand.observation import Window, entry_role
 from penstock_planner.decide.policies.adaptive import rules
 from penstock_planner.decide.policies.adaptive.memory import AdaptiveMemory
 from penstock_planner.decide.policies.adaptive.policy import begun, case_of, followed, proposed, remembered
 from penstock_planner.decide.policies.sla.limits import Projection, limited
 from penstock_planner.decide.policy import PlannerPolicy
+from penstock_planner.decide.state import PlannerState
 
 
 def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
@@ -60,7 +60,7 @@ def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
         proposals=[
             replace(each, steps=(profiled, *needed.get(each.role, ()), *each.steps)) for each in proposals
         ],
-        learned={**made.learned, "sla": workers.learnt},
+        learned=(*made.learned, workers.learnt),
     )
 
 
@@ -90,38 +90,5 @@ def _projection(window: Window, shared: AdaptiveMemory, workers: ProfiledWorkers
     return Projection(workers, shared.kv, rules.arriving_per_s(case.work), service_s, speed)
 
 
-POLICY = PlannerPolicy(sla, follows_demand=True, needs_profile=True)
+POLICY = PlannerPolicy(sla, follows_demand=True, needs_profile=True, states=(AdaptiveMemory, SlaMemory))
 """Mode sla as a policy."""
-
-MEMORIES: Final[Mapping[str, type[AdaptiveMemory | SlaMemory]]] = {
-    "adaptive": AdaptiveMemory,
-    "sla": SlaMemory,
-}
-"""Classes of the learned state, by the key under which `PlannerState.learned` has them."""
-
-
-def for_other_graph(known: Memory) -> Memory:
-    """Return the part of a planner's learned state with which the planner of another graph can start.
-
-    The result has the same form as ``known``. Traffic and replicas of this graph are dropped, and the learned state of
-    other policies than modes adaptive and sla.
-
-    Args:
-        known: Learned state of all policies, by the key that each chose.
-    """
-    return {key: kind.read(known).for_other_graph() for key, kind in MEMORIES.items() if key in known}
-
-
-def resumed(state: PlannerState, by_s: float, now_s: float) -> PlannerState:
-    """Return the state of a planner after a restart, with its times converted to another clock.
-
-    Args:
-        state: State as read from the ledger (the planner's decision log).
-        by_s: Simulated seconds to add to a time of the ledger's clock to get a time of the current clock; can be
-            negative. Unless it is 0, the learned state of other policies is dropped, because it is unknown which of
-            their values are times.
-        now_s: Present time, in simulated seconds. No converted time is later than this.
-    """
-    memory = state.learned
-    moved = {key: kind.read(memory).resumed(by_s, now_s) for key, kind in MEMORIES.items() if key in memory}
-    return replace(state, learned=moved if by_s else {**memory, **moved})
