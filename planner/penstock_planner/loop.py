@@ -144,7 +144,6 @@ class PlannerLoop:
         effects = self._core.start(
             self._time.now_s(),
             history,
-            first_sequence=self._settings.first_sequence,
             gone_s=self._gone_s(history),
         )
         due_s = await self._advance(effects)

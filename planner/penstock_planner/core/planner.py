@@ -111,7 +111,6 @@ class PlannerCore:
         now_s: float,
         history: LedgerHistory | None = None,
         *,
-        first_sequence: int = 0,
         gone_s: float = 0.0,
     ) -> tuple[Effect, ...]:
         """Start the planner and return the first effects: actions that the driver (real-time loop or simulator) has to carry out.
@@ -121,13 +120,11 @@ class PlannerCore:
         Args:
             now_s: Present time, in simulated seconds.
             history: State read from the ledger (the decision log); None if there is none.
-            first_sequence: Number of decisions known to have been made even if the ledger was lost. Ids of new
-                decisions continue after it.
             gone_s: Time since the ledger's newest record by the wall clock, converted to simulated seconds. Used if the
                 times in ``history`` were measured on another clock, so that they cannot be compared with ``now_s``.
         """
         self._now_s, self._effects = now_s, []
-        self._ticks = self._tick_by_tick(self._begin(history, first_sequence, gone_s))
+        self._ticks = self._tick_by_tick(self._begin(history, gone_s))
         return (*self._effects, next(self._ticks))
 
     def answer(self, answer: Answer, now_s: float) -> tuple[Effect, ...]:
@@ -160,12 +157,12 @@ class PlannerCore:
 
     # -- start ----------------------------------------------------------------------------------------
 
-    def _begin(self, history: LedgerHistory | None, first_sequence: int, gone_s: float) -> float:
+    def _begin(self, history: LedgerHistory | None, gone_s: float) -> float:
         """Resume from the ledger, and return the time of the first tick."""
         is_resumed = history is not None and self._resume(history, gone_s)
         said = [] if history is None else self._remember(history)
         remembered = self.decided.learned
-        sequence = max(self.decided.sequence, first_sequence)
+        sequence = max(self.decided.sequence, self.settings.first_sequence)
         self.decided = replace(self.decided, sequence=sequence, learned=remembered or self.settings.memory)
         self._emit(BeginLedger(self._header(self._now_s, is_resumed=is_resumed)))
         self._effects += said
@@ -375,7 +372,7 @@ class PlannerCore:
         return asked is not None and seen.pools[role].ready < asked
 
     def _own(self, found: Mapping[Role, str]) -> Mapping[Role, str]:
-        if not self.settings.rolls_back:
+        if not self._config.policy.has_ledger:
             return {}
         return {role: why for role, why in found.items() if role not in self._config.external}
 

@@ -19,7 +19,6 @@ class PlannerSettings:
         adjustment_deadline_s: Maximum simulated seconds to wait until started replicas are ready and draining ones are
             gone. After that the change is rolled back or not waited for any longer.
         timeline: Name of the clock of the simulated seconds. Times of different clocks cannot be compared.
-        rolls_back: Whether scale-ups whose replicas never become ready are rolled back.
         memory: Learned state of another graph's planner, used if the ledger (the decision log) contains none.
         max_age_s: Age up to which a metric counts as fresh, in simulated seconds.
         about: Facts about the planner by name, which are written to the ledger's header for its readers.
@@ -30,7 +29,6 @@ class PlannerSettings:
     config: DecideConfig
     adjustment_deadline_s: float
     timeline: str
-    rolls_back: bool = True
     memory: Learned = field(default_factory=dict)
     max_age_s: float = 10.0
     about: Mapping[str, Any] = field(default_factory=dict)

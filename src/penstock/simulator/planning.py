@@ -138,9 +138,7 @@ class VirtualPlanner:
         """
         self._calendar_s = calendar_s
         self._recorder = recorder
-        self._settings = PlannerSettings(
-            config, deadline_s, _TIMELINE, rolls_back=config.policy.has_ledger, memory=memory or {}
-        )
+        self._settings = PlannerSettings(config, deadline_s, _TIMELINE, memory=memory or {})
         self._on_decision = on_decision
         self._start(0.0, first_sequence=0)
 
@@ -212,8 +210,8 @@ class VirtualPlanner:
         self._core.settings = self._settings = replace(self._settings, config=config)
 
     def _start(self, now_s: float, *, first_sequence: int) -> None:
-        self._core = PlannerCore(self._settings, now_s)
-        self._follow(self._core.start(now_s, first_sequence=first_sequence))
+        self._core = PlannerCore(replace(self._settings, first_sequence=first_sequence), now_s)
+        self._follow(self._core.start(now_s))
 
     def _follow(self, effects: tuple[Effect, ...]) -> Effect:
         for effect in effects:
