@@ -309,7 +309,8 @@ def test_a_script_reaches_scale_ups_refusals_and_roll_backs():
 
 def test_a_virtual_planner_starts_from_what_another_had_learnt():
     """And hands on what it knows, which at its start is the same."""
+    config = DecideConfig(mode=Mode.ADAPTIVE)
     memory = {"adaptive": AdaptiveMemory(roles={Role.PREFILL: RoleMemory(startups_s=(77.0,))})}
-    planner = VirtualPlanner(DecideConfig(), [].append, memory=memory)
+    planner = VirtualPlanner(config, [].append, memory=memory)
     assert planner.learnt(0.0) == memory
-    assert VirtualPlanner(DecideConfig(), [].append).learnt(0.0) == {}
+    assert VirtualPlanner(config, [].append).learnt(0.0) == {}
