@@ -26,8 +26,9 @@ from penstock.core.errors import ClusterError, ConfigError, ObservationError
 from penstock_planner.core.records import anchor_position, header_record, pull_record
 from penstock_planner.decide.codec import to_plain
 from penstock_planner.decide.config import DecideConfig
-from penstock_planner.decide.decision import Action, Decision, PlannerState, Reason, RoleDecision
+from penstock_planner.decide.decision import Action, Decision, Reason, RoleDecision
 from penstock_planner.decide.demand.observation import PoolCounts, Pull, WorkerSummary
+from penstock_planner.decide.state import PlannerState
 from penstock_planner.sources.base import Query
 
 A, P, D = Role.AGGREGATED, Role.PREFILL, Role.DECODE
