@@ -97,7 +97,7 @@ class StatusSummary(SpecModel):
     gpus: str = entry("", "GPUs of workers, used/budget; used alone where there is no ceiling.")
 
 
-class PoolGraphStatus(SpecModel):
+class PoolPeerStatus(SpecModel):
     """GPUs of one graph of a GPU pool."""
 
     name: str = Field(description="Name of the graph; with its namespace in a ClusterGpuPool.")
@@ -123,7 +123,7 @@ class PoolShareStatus(SpecModel):
     )
     pool_gpus: Integer | None = entry(None, "GPUs of the entire pool; null: not known.")
     pool_held_gpus: Integer | None = entry(None, "GPUs that all graphs of the pool hold; null: not known.")
-    graphs: tuple[PoolGraphStatus, ...] = entry(
+    graphs: tuple[PoolPeerStatus, ...] = entry(
         (),
         "Graphs of the pool, this graph first, then those that hold the most; 20 at most. In a pool of more graphs the "
         "figures can be as old as the graph's last reconcile.",
