@@ -86,7 +86,14 @@ def rows(report: ShadowReport) -> list[tuple[str, ...]]:
         if made is not None:
             again = _served(made.watched.whole, is_observed=False)
             lines.append(("the autoscaler", "the same, simulated", *("",) * 4, *again))
-        lines.append((f"Penstock{name}", "decided" if made is None else "predicted", *shadow, *expected))
+        lines.append(
+            (
+                f"Penstock{name}",
+                "decided" if made is None else "decided; in time: predicted",
+                *shadow,
+                *expected,
+            )
+        )
     return lines
 
 
