@@ -93,14 +93,14 @@ class Point(NamedTuple):
 
 
 def points(url, graph, curve, chart):
-    """Return a curve's points, oldest first: each curve of a graph is a run of its own."""
-    run = f"{graph.namespace}/{graph.name}/{curve}"
+    """Return a curve's points, oldest first: each curve of a graph is a run, named after its charts and itself."""
+    run = f"{graph.namespace}/{graph.name}/{chart.partition('/')[0]}/{curve}"
     return [Point(*each) for each in data(url, "scalars/scalars", run=run, tag=chart)]
 
 
 def has_curves(url, graph):
     """Return a check that TensorBoard shows replicas of a graph."""
-    run = f"{graph.namespace}/{graph.name}/desired"
+    run = f"{graph.namespace}/{graph.name}/replicas/desired"
     return lambda: run in data(url, "scalars/tags")
 
 

@@ -7,12 +7,13 @@ with one warning, and the planner continues.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import product
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from tensorboardX import summary
@@ -340,14 +341,28 @@ _COMPARED = {
 }
 """Curves whose last points the HParams table shows, with the tags under which the folder's own run repeats them."""
 
-_CURVES = (
-    (NOTES, "prefill", "scheduled most", "up threshold", "desired", "ready", "starting"),
-    ("needed", "draining", "scheduled least", "measured", "oldest", "ttft", "predicted"),
-    ("p99", "computed", "aggregated", "decode", "target", "arriving", "served"),
-    ("rejected", "in use", "completed", "p50", "down threshold", "itl", "supply"),
-    ("wanted", "budget", "mean", "expected", "waiting", "granted", "guaranteed"),
-)
-"""All curves; each line is in the order of TensorBoard's seven colours, so that no chart uses one colour twice."""
+_CURVES: Final[Mapping[str, Sequence[str]]] = {
+    "kv": ("measured", "up threshold", "down threshold"),
+    "prefill_queue": ("measured", "up threshold", "down threshold"),
+    "in_time": ("served", "predicted"),
+    "attainment": ("ttft", "itl", "target"),
+    "correction": ("prefill", "ttft", "itl"),
+    "demand": ("arriving", "completed", "rejected"),
+    "prefill": ("arriving", "computed", "expected", "supply"),
+    "wait": ("oldest", "target", "waiting"),
+    "startup": ("prefill", "decode", "aggregated"),
+    "replicas": ("ready", "desired", "needed", "starting", "draining", "scheduled least", "scheduled most"),
+    "gpus": ("in use", "budget"),
+    "gpu_pool": ("in use", "granted", "guaranteed", "wanted"),
+    "ttft": ("mean", "p50", "p99", "target"),
+    "itl": ("mean", "p50", "p99", "target"),
+    "lag": ("planner",),
+}
+"""All curves, by the first part of their charts' tags.
+
+TensorBoard gives its seven colours to runs in turn. The curves of a chart follow each other and are seven at most, so that no
+two of them have the same colour.
+"""
 
 
 def curves_of(roles: Collection[Role], mode: str, *, has_schedule: bool, in_pool: bool) -> list[str]:
@@ -361,18 +376,26 @@ def curves_of(roles: Collection[Role], mode: str, *, has_schedule: bool, in_pool
         has_schedule: Whether the planner has scheduled replica bounds.
         in_pool: Whether the graph is in a GPU pool.
     """
-    kinds = {role.value for role in Role if role.is_worker}
-    absent = kinds - {role.value for role in roles}
+    no_charts = {
+        "in_time": mode != Mode.ADAPTIVE,
+        "attainment": mode != Mode.SLA,
+        "correction": mode != Mode.SLA,
+        "gpu_pool": not in_pool,
+        "prefill_queue": Role.PREFILL not in roles,
+    }
+    absent = {("startup", role.value) for role in Role if role.is_worker and role not in roles}
     if mode != Mode.LOAD:
-        absent |= {"up threshold", "down threshold"}
-    if not in_pool:
-        absent |= {"granted", "guaranteed", "wanted"}
-    if not has_schedule:
-        absent |= {"scheduled least", "scheduled most"}
-    if mode != Mode.ADAPTIVE:
-        absent |= {"served", "predicted"}
+        absent |= set(product(("kv", "prefill_queue"), ("up threshold", "down threshold")))
     if mode != Mode.SLA:
-        absent |= {"ttft", "itl"}
+        absent |= {("ttft", "target"), ("itl", "target")}
+    if not has_schedule:
+        absent |= {("replicas", "scheduled least"), ("replicas", "scheduled most")}
     if mode not in {Mode.SLA, Mode.ADAPTIVE}:
-        absent |= {"needed"}
-    return [curve for line in _CURVES for curve in line if curve not in absent]
+        absent |= {("replicas", "needed")}
+    curves = [
+        f"{chart}/{curve}"
+        for chart, curves in _CURVES.items()
+        for curve in curves
+        if not no_charts.get(chart) and (chart, curve) not in absent
+    ]
+    return [NOTES, *curves]

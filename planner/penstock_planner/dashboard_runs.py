@@ -1,8 +1,12 @@
-"""TensorBoard's event files: one run per curve, because TensorBoard colours and names the curves of a chart by run."""
+"""TensorBoard's event files: one run per curve, because TensorBoard colours and names the curves of a chart by run.
+
+A run is named after its charts and its curve, such as ``replicas/ready``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +25,66 @@ FLUSH_S = 5.0
 NOTES = "planner"
 """Name of the run that holds texts, pictures and the layout of the charts."""
 
+FLAT_FRACTION = 0.001
+"""Change of a curve, as a fraction of the largest value of its chart so far, up to which the curve counts as flat.
+Chosen: no eye sees it."""
+
+FLAT_POINTS = 20
+"""Number of points that are written when a curve becomes flat; after them, one of as many is written. Chosen: eight quiet
+hours are then 140 points, and a burst of five minutes is 25, well above the 5% at each end that TensorBoard ignores when it
+chooses a chart's range. Points are 12 s apart at the default interval."""
+
+Point = tuple[float, float, int]
+"""Value, real seconds since 1970, and step of one point."""
+
+
+class FlatParts:
+    """Leaves out most points of the flat parts of curves, so that a quiet night does not hide a burst. Pure.
+
+    TensorBoard crops a chart to the range between the 5th and the 95th percentile of its points. After hours without load
+    nearly all points would be equal. A line through the points that remain looks the same.
+    """
+
+    def __init__(self) -> None:
+        self._flat: dict[tuple[str, str], tuple[float, int]] = {}
+        self._left_out: dict[tuple[str, str], Point] = {}
+        self._largest: dict[str, float] = {}
+
+    def add(self, curve: str, tag: str, point: Point) -> list[Point]:
+        """Return the points to write now, oldest first: ``point``, after the last one left out if the curve was flat; or none.
+
+        Args:
+            curve: Name of the curve.
+            tag: Tag of its chart.
+            point: The newest point of the curve.
+        """
+        key, value = (curve, tag), point[0]
+        largest = self._largest[tag] = max(abs(value), self._largest.get(tag, 0.0))
+        before = self._left_out.pop(key, None)
+        level, count = self._flat.get(key, (math.inf, 0))
+        if abs(value - level) > FLAT_FRACTION * largest:
+            self._flat[key] = (value, 0)
+            return [point] if before is None else [before, point]
+        self._flat[key] = (level, count + 1)
+        if count >= FLAT_POINTS and count % FLAT_POINTS:
+            self._left_out[key] = point
+            return []
+        return [point]
+
+    def rest(self) -> list[tuple[str, str, Point]]:
+        """Return the newest point of each curve that was left out, with curve and tag, for the end of the run."""
+        return [(*key, point) for key, point in self._left_out.items()]
+
+
+def run_of(curve: str, tag: str) -> str:
+    """Return the name of the run of a curve, which names its charts too: ``replicas/ready`` in the chart ``replicas/decode``.
+
+    Args:
+        curve: Name of the curve; empty for the run of the folder itself, whose name is empty.
+        tag: Tag of the chart, such as ``replicas/decode``; charts with the same first part share their runs.
+    """
+    return f"{tag.partition('/')[0]}/{curve}" if curve else ""
+
 
 class Runs:
     """TensorBoard event files in one folder, one for each run; TensorBoard shows a run as a curve.
@@ -34,6 +98,7 @@ class Runs:
         self._folder = folder
         self._writers: dict[str, EventsWriter] = {}
         self._flushed_s = float("-inf")
+        self._flat = FlatParts()
 
     def put(self, run: str, content: Summary, *, wall_s: float, step: int) -> None:
         """Write one TensorBoard event (such as a value, text or picture) of a run.
@@ -72,18 +137,21 @@ class Runs:
             self.put(run, Summary(value=[first]), wall_s=wall_s - ahead / 1000, step=0)
 
     def draw(self, found: Mapping[tuple[str, str], float], *, wall_s: float, step: int) -> None:
-        """Write one point for each pair of curve and chart, all at the same step.
+        """Write one point for each pair of curve and chart, all at the same step; most points of flat parts are left out.
 
         Args:
-            found: Values of the points by (name of the curve's run, tag of the chart).
+            found: Values of the points by (name of the curve, tag of the chart). An empty name stands for the run of
+                the folder itself.
             wall_s: Time of the points, real seconds since 1970.
             step: Position on the charts' axis, simulated seconds.
         """
-        by_run: dict[str, list[Summary.Value]] = {}
+        by_event: dict[tuple[str, float, int], list[Summary.Value]] = {}
         for (curve, tag), value in found.items():
-            by_run.setdefault(curve, []).append(Summary.Value(tag=tag, simple_value=value))
-        for run, values in by_run.items():
-            self.put(run, Summary(value=values), wall_s=wall_s, step=step)
+            for shown, at_s, at_step in self._flat.add(curve, tag, (value, wall_s, step)):
+                event = (run_of(curve, tag), at_s, at_step)
+                by_event.setdefault(event, []).append(Summary.Value(tag=tag, simple_value=shown))
+        for (run, at_s, at_step), values in sorted(by_event.items(), key=lambda each: each[0][1:]):
+            self.put(run, Summary(value=values), wall_s=at_s, step=at_step)
 
     def write_text(self, tag: str, text: str, *, wall_s: float, step: int) -> None:
         """Write a Markdown text for the text tab.
@@ -149,7 +217,11 @@ class Runs:
         self._put_session("session_end_info", HParamsPluginData(session_end_info=end), wall_s)
 
     def close(self) -> None:
-        """Flush and close the TensorBoard event files; disk errors are ignored."""
+        """Write the ends of flat curves, then flush and close the TensorBoard event files; disk errors are ignored."""
+        with contextlib.suppress(OSError):
+            for curve, tag, (value, wall_s, step) in self._flat.rest():
+                content = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+                self.put(run_of(curve, tag), content, wall_s=wall_s, step=step)
         for writer in self._writers.values():
             with contextlib.suppress(OSError):
                 writer.close()

@@ -151,7 +151,14 @@ def _browser(tmp_path):
 
 def test_a_browser_shows_curves_and_charts(url, browser):
     """Each curve is a run in the list, the mode's charts stand under their headings, lines differ in colour."""
-    curves = ["measured", "up threshold", "down threshold", "ready", "desired", "budget"]
+    curves = [
+        "kv/measured",
+        "kv/up threshold",
+        "kv/down threshold",
+        "replicas/ready",
+        "replicas/desired",
+        "gpus/budget",
+    ]
     charts = [
         "Load and thresholds",
         "KV usage, fraction",

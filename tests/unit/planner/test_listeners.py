@@ -25,6 +25,7 @@ from penstock.core.exposition import parse_samples
 from penstock.core.http.client import ConnectionPool
 from penstock.performance.profile import DecodeTable, PerformanceProfile, PrefillTable
 from penstock_planner.dashboard import Dashboard, curves_of
+from penstock_planner.dashboard_runs import NOTES, FlatParts, run_of
 from penstock_planner.decide.config import DecideConfig, Mode
 from penstock_planner.decide.demand.observation import Demand
 from penstock_planner.decide.schedule import ScheduledBounds
@@ -49,11 +50,10 @@ async def _drawn_in(world, seconds, graph=None, *, pictures=False):
     await world.run_until(seconds)
     board.close()
     curves = {}
-    for path in [world.folder / "board", *(world.folder / "board").iterdir()]:
-        if path.is_dir():
-            events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
-            events.Reload()
-            curves[path.name] = events
+    for path in {file.parent for file in (world.folder / "board").rglob("events*")}:
+        events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
+        events.Reload()
+        curves[path.relative_to(world.folder / "board").as_posix()] = events
     return curves
 
 
@@ -84,7 +84,7 @@ def _demand(now_s):
 
 
 def _values(drawn, curve, tag):
-    return {e.step: round(e.value, 6) for e in drawn[curve].Scalars(tag)}
+    return {e.step: round(e.value, 6) for e in drawn[run_of(curve, tag)].Scalars(tag)}
 
 
 def test_gpu_hours_are_the_integral_of_gpus_over_modelled_time(drawn):
@@ -112,7 +112,8 @@ async def test_the_share_served_and_the_one_predicted_are_two_curves_of_one_char
     served, predicted = (
         list(_values(drawn, run, "in_time/share").values()) for run in ("served", "predicted")
     )
-    assert len(served) == len(predicted) > 0
+    assert served
+    assert predicted
     assert served[-1] == pytest.approx(0.8, abs=0.01)
     assert predicted[-1] == pytest.approx(0.81, abs=0.01)
 
@@ -140,14 +141,14 @@ def _each_scalar_is_in_one_chart(drawn):
     patterns = [tag for c in layout.category for chart in c.chart for tag in chart.multiline.tag]
     for name, curve in drawn.items():
         # The folder's own run has the row of the HParams table.
-        for tag in curve.Tags()["scalars"] if name != "board" else ():
+        for tag in curve.Tags()["scalars"] if name != "." else ():
             assert sum(bool(re.match(pattern, tag)) for pattern in patterns) == 1, tag
     return [c.title for c in layout.category]
 
 
 def test_the_layout_arranges_every_drawn_tag(drawn):
     """TensorBoard opens with the charts; each scalar is in exactly one of them."""
-    assert not {"granted", "guaranteed", "wanted"} & set(drawn)
+    assert not [name for name in drawn if name.startswith("gpu_pool/")]
     assert _each_scalar_is_in_one_chart(drawn) == [
         "Load and thresholds",
         "Demand and supply",
@@ -179,17 +180,32 @@ def test_no_chart_has_one_colour_twice(roles, mode, has_schedule, in_pool):
         "figure": ["served", "predicted"],
         "bound": ["least", "most"],
     }
-    charts = {EXPECTED[1]: {EXPECTED[0]}}
+    charts = {EXPECTED[1]: {run_of(*EXPECTED)}}
     for each in SERIES.values():
         if each.tag is not None:
             for named in product(*(values[label] for label in each.labels)):
                 labels = dict(zip(each.labels, named, strict=True))
-                charts.setdefault(each.tag.format_map(labels), set()).add(each.curve.format_map(labels))
+                tag = each.tag.format_map(labels)
+                charts.setdefault(tag, set()).add(run_of(each.curve.format_map(labels), tag))
     for chart, curves in charts.items():
         shown = curves & set(order)
         assert len({order.index(curve) % COLOURS for curve in shown}) == len(shown), chart
     drawn = set.union(*charts.values())
-    assert set(order) - drawn == {"planner"} - drawn
+    assert set(order) - drawn == {NOTES}
+
+
+def test_a_burst_after_a_quiet_night_is_more_than_the_outliers_that_tensorboard_ignores():
+    """Five minutes after eight hours, 12 s a point; flat parts keep their ends, so that lines have the same edges."""
+    flat, night, burst = FlatParts(), 2400, [float(5 + n % 7) for n in range(25)]
+    values = [0.0] * night + burst + [0.0] * 25
+    written = [each for n, value in enumerate(values) for each in flat.add("c", "t", (value, float(n), n))]
+    assert [value for value, _, _ in written if value] == burst
+    assert sum(1 for value, _, _ in written if value) > 0.1 * len(written)
+    steps = [step for _, _, step in written]
+    assert steps == sorted(steps)
+    assert night - 1 in steps
+    assert flat.rest() == [("c", "t", (0.0, 2449.0, 2449))]
+    assert flat.add("c", "other", (0.0, 0.0, 0)) == [(0.0, 0.0, 0)]
 
 
 async def test_a_graph_in_a_gpu_pool_has_a_chart_of_it(world):
@@ -238,7 +254,7 @@ async def test_the_overview_is_a_picture_with_its_changes(world):
 async def test_the_table_of_runs_finds_its_figures_in_the_row_itself(world):
     """TensorBoard joins a row's run and a metric's with a slash, so that "./in use" would be no run of one folder."""
     drawn = await _drawn_in(world, 120)
-    board = drawn["board"]
+    board = drawn["."]
     assert {"_hparams_/session_start_info", "_hparams_/session_end_info"} <= set(board.summary_metadata)
     experiment = board.summary_metadata["_hparams_/experiment"].plugin_data.content
     metrics = [each.name for each in HParamsPluginData.FromString(experiment).experiment.metric_infos]
