@@ -100,7 +100,7 @@ async def test_the_state_says_what_fleet_and_planner_do(graph):
     assert (signals["queue"]["down"], signals["queue"]["up"]) == (0.2, 0.5)
     assert signals["KV usage of decode"]["value"] in {0.25, None}
     assert signals["KV usage of decode"]["up"] == 0.9
-    assert state["planner"]["standing"] == "current"
+    assert state["planner"]["status"] == "current"
     assert state["planner"]["next_decision_s"] == 10.0
     (change,) = state["planner"]["changes"]
     assert (change["sentence"], change["reason"]) == (DECODE_GROWS, "kv_above")
@@ -170,20 +170,20 @@ async def test_the_pool_of_a_machine_is_shown(graph, harness):
 
 
 @pytest.mark.parametrize(
-    ("content", "standing", "words"),
+    ("content", "status", "words"),
     [
         (None, "missing", "has not written of itself yet"),
         ({"wall_s": 1.0}, "missing", "not readable"),
         (planner_file(wall_s=1_700_000_000.0), "stale", ""),
     ],
 )
-async def test_a_planner_that_is_not_there_is_shown_as_missing(graph, content, standing, words):
+async def test_a_planner_that_is_not_there_is_shown_as_missing(graph, content, status, words):
     """Neither its absence nor its silence is taken for calm; the graph's own budget and thresholds stay."""
     router = await graph(content)
     _, state = await state_of(router)
-    assert state["planner"]["standing"] == standing
-    assert words in state["planner"]["words"]
-    assert any("it hangs or is gone" in each for each in state["problems"]) is (standing == "stale")
+    assert state["planner"]["status"] == status
+    assert words in state["planner"]["message"]
+    assert any("it hangs or is gone" in each for each in state["problems"]) is (status == "stale")
     assert state["planner"]["next_decision_s"] is None
     assert (state["gpus"]["budget"], state["planner"]["rules"]["mode"]) == (6, "load")
 
@@ -249,7 +249,7 @@ async def test_a_fixed_fleet_says_that_nothing_scales_it(harness):
     _, router = await harness.served("aggregated", config={"tiers": {"enabled": True}})
     await router.post(max_tokens=2)
     _, state = await state_of(router)
-    assert (state["planner"]["standing"], state["gpus"]["used"], state["cost"]) == ("off", None, None)
+    assert (state["planner"]["status"], state["gpus"]["used"], state["cost"]) == ("off", None, None)
     tiers = {each["tier"]: each for each in state["tiers"]}
     assert (tiers["standard"]["arrivals"], tiers["standard"]["shed"]) == (1, 0)
     assert tiers["premium"]["arrivals"] == 0
@@ -278,7 +278,7 @@ def test_history_marks_the_last_quarter_of_an_hour():
     cost = history.cost.to_json(8)
     assert (cost["elapsed_s"], cost["gpu_seconds"]) == (1200.0, 600 * 2 + 600 * 4)
     fixed = {name: each["gpu_seconds"] for name, each in cost["fixed"].items()}
-    assert fixed == {"most": 4800.0, "budget": 9600.0}
+    assert fixed == {"peak": 4800.0, "budget": 9600.0}
 
 
 def test_complete_answers_have_no_share_in_time():
@@ -304,12 +304,12 @@ def test_on_kubernetes_the_graphs_object_says_it():
     earlier = [{"decisionId": "d1", "sentence": "decode 1 -> 2"}]
     last = {"lastDecision": "decode 2 -> 3", "decisionId": "d2", "decisionTime": "2026-11-22T07:30:00Z"}
     state = graph_planner_state(graph_object(**last, earlier=earlier))
-    assert (state.standing, state.desired, state.budget) == ("current", {"prefill": 1, "decode": 3}, 6)
+    assert (state.status, state.desired, state.budget) == ("current", {"prefill": 1, "decode": 3}, 6)
     assert state.gpus_per_replica == {"prefill": 2, "decode": 1, "aggregated": 1}
     shown = [(each["id"], each["time"], each["sentence"]) for each in state.changes]
     assert shown == [("d2", "2026-11-22T07:30:00Z", "decode 2 -> 3"), ("d1", "", "decode 1 -> 2")]
     assert graph_planner_state(graph_object()).changes == ()
-    assert graph_planner_state({"spec": SPEC}).standing == "missing"
+    assert graph_planner_state({"spec": SPEC}).status == "missing"
 
 
 @pytest.mark.parametrize(
@@ -353,13 +353,13 @@ async def test_an_api_server_that_is_away_makes_the_planner_stale():
     source = Source()
     source.is_away = True
     reader = GraphStatusReader(source)
-    assert (await reader.read()).standing == "missing"
+    assert (await reader.read()).status == "missing"
     source.is_away, reader._read_s = False, 0.0
-    assert (await reader.read()).standing == "current"
+    assert (await reader.read()).status == "current"
     source.is_away, reader._read_s = True, 0.0
     state = await reader.read()
-    assert (state.standing, state.changes[0]["id"]) == ("stale", "d1")
-    assert "not found" in state.words
+    assert (state.status, state.changes[0]["id"]) == ("stale", "d1")
+    assert "not found" in state.message
 
 
 # ---------------------------------------------------------------- in a browser
@@ -393,12 +393,12 @@ async def test_a_browser_shows_the_running_graph(graph, tmp_path):
 STATES = {
     "running": ({}, 200, ["this fleet", "live,"]),
     "gone": (
-        {"planner": {"standing": "stale", "words": "the planner last wrote 15 s ago"}},
+        {"planner": {"status": "stale", "message": "the planner last wrote 15 s ago"}},
         200,
         ["gone or silent", "15 s ago"],
     ),
     "off": (
-        {"planner": {"standing": "off", "words": "a fixed fleet", "changes": []}},
+        {"planner": {"status": "off", "message": "a fixed fleet", "changes": []}},
         200,
         ["No planner: a fixed fleet", "Without a planner"],
     ),

@@ -15,13 +15,13 @@ import orjson
 from penstock.api import WORKER_ROLES, Role
 from penstock.core.local_state import ARBITER_KEY, EMPTY_STATES, PLANNER_STATE_FILE, EntryState
 from penstock.core.printable import printable
-from penstock.router.ui.planner import WRONG, planner_state
+from penstock.router.ui.planner import MALFORMED_ERRORS, planner_state
 
 _STALE_S = 60.0
 """Chosen: a planner writes at each of its intervals, which a graph can configure; only the graph's own page knows the interval."""
 
 
-def graphs_beside(statefile: Path | None) -> list[dict[str, Any]]:
+def other_graphs(statefile: Path | None) -> list[dict[str, Any]]:
     """Return summaries of the other graphs whose statefiles are in the same folder, sorted by name.
 
     Files that cannot be read are ignored. Returns an empty list if ``statefile`` is None.
@@ -33,7 +33,7 @@ def graphs_beside(statefile: Path | None) -> list[dict[str, Any]]:
         if path.name != statefile.name:
             try:
                 found.append(_graph(path.stem, printable(orjson.loads(path.read_bytes()))))
-            except (OSError, OverflowError, *WRONG):
+            except (OSError, OverflowError, *MALFORMED_ERRORS):
                 continue
     return found
 
@@ -85,7 +85,7 @@ def _planner(folder: str | None) -> tuple[str, str]:
     try:
         data = printable(orjson.loads((Path(folder) / PLANNER_STATE_FILE).read_bytes()))
         state = planner_state(data, age_s=time.time() - float(data["wall_s"]), stale_s=_STALE_S)
-    except (OSError, *WRONG):
+    except (OSError, *MALFORMED_ERRORS):
         return "planner not heard of", ""
-    phase = state.phase.replace("_", " ") if state.standing == "current" else "planner gone or silent"
+    phase = state.phase.replace("_", " ") if state.status == "current" else "planner gone or silent"
     return phase, str(state.changes[0]["sentence"]) if state.changes else ""

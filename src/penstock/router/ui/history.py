@@ -21,7 +21,7 @@ _POINTS: Final = 180
 """Chosen: a quarter of an hour, in which a fleet has started and left again."""
 
 
-class _Mark(NamedTuple):
+class _Snapshot(NamedTuple):
     """Snapshot of the counters; histograms are cumulative by bound."""
 
     at_s: float
@@ -40,17 +40,17 @@ class Cost:
     def __init__(self) -> None:
         self._gpu_seconds = 0.0
         self._elapsed_s = 0.0
-        self._most_gpus = 0
+        self._peak_gpus = 0
         self._gpus: int | None = None
         self._at_s = 0.0
 
-    def note(self, gpus: int | None, now_s: float) -> None:
+    def record(self, gpus: int | None, now_s: float) -> None:
         """Record the number of GPUs that the graph uses from ``now_s`` (simulated seconds) on; None if it is unknown."""
         if self._gpus is not None:
             self._gpu_seconds += self._gpus * (now_s - self._at_s)
             self._elapsed_s += now_s - self._at_s
         self._gpus, self._at_s = gpus, now_s
-        self._most_gpus = max(self._most_gpus, gpus or 0)
+        self._peak_gpus = max(self._peak_gpus, gpus or 0)
 
     def to_json(self, budget: int | None) -> dict[str, Any] | None:
         """Return the GPU-seconds used, and those that fleets of a fixed size would have used; None if no time was recorded.
@@ -61,7 +61,7 @@ class Cost:
         """
         if not self._elapsed_s:
             return None
-        sizes = {"most": self._most_gpus, **({} if budget is None else {"budget": budget})}
+        sizes = {"peak": self._peak_gpus, **({} if budget is None else {"budget": budget})}
         fixed = {name: {"gpus": size, "gpu_seconds": size * self._elapsed_s} for name, size in sizes.items()}
         return {"elapsed_s": self._elapsed_s, "gpu_seconds": self._gpu_seconds, "fixed": fixed}
 
@@ -98,22 +98,22 @@ class RouterHistory:
         self.itl_target_s: float | None = None
         self.cost = Cost()
         self.points: deque[dict[str, Any]] = deque(maxlen=_POINTS)
-        self._marks: deque[_Mark] = deque(maxlen=_WINDOW + 1)
+        self._snapshots: deque[_Snapshot] = deque(maxlen=_WINDOW + 1)
 
     def tick(self, now_s: float) -> None:
         """Record a snapshot if the last one is at least 5 simulated seconds old (`STEP_S`); called more often than that."""
-        if not self._marks or now_s - self._marks[-1].at_s >= STEP_S:
-            self._mark(now_s)
+        if not self._snapshots or now_s - self._snapshots[-1].at_s >= STEP_S:
+            self._record(now_s)
 
     def minute(self, now_s: float) -> dict[str, Any]:
         """Return traffic and latencies of the last simulated minute, by name; of the time since the start if that is shorter."""
         now = self._read(now_s)
-        then = next((each for each in self._marks if each.at_s >= now_s - _WINDOW * STEP_S), now)
+        then = next((each for each in self._snapshots if each.at_s >= now_s - _WINDOW * STEP_S), now)
         return {
             "period_s": now.at_s - then.at_s,
-            **_gained(then.counts, now.counts),
+            **_increases(then.counts, now.counts),
             **self._latencies(then, now),
-            "tiers": {tier: _gained(then.tiers[tier], counts) for tier, counts in now.tiers.items()},
+            "tiers": {tier: _increases(then.tiers[tier], counts) for tier, counts in now.tiers.items()},
         }
 
     def series(self, now_s: float, minute: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -141,7 +141,7 @@ class RouterHistory:
             "ttft_slo_s": ttft["target_s"],
         }
 
-    def _read(self, now_s: float) -> _Mark:
+    def _read(self, now_s: float) -> _Snapshot:
         metrics, tiers = self._metrics, {} if self._tiers is None else self._tiers.counts
         counts = {
             "arrivals": metrics.arrivals,
@@ -153,21 +153,21 @@ class RouterHistory:
             tier.value: {"arrivals": each.arrivals, "rejected": each.rejected, "shed": each.shed}
             for tier, each in tiers.items()
         }
-        return _Mark(
+        return _Snapshot(
             now_s, counts, by_tier, tuple(metrics.ttft.cumulative()), tuple(metrics.itl.cumulative())
         )
 
-    def _mark(self, now_s: float) -> None:
+    def _record(self, now_s: float) -> None:
         now, gauges = self._read(now_s), self._gauges()
-        before = self._marks[-1] if self._marks else None
-        self.cost.note(gauges["gpus"], now_s)
-        self._marks.append(now)
+        before = self._snapshots[-1] if self._snapshots else None
+        self.cost.record(gauges["gpus"], now_s)
+        self._snapshots.append(now)
         arrivals_per_s = rejected_per_s = None
         if before is not None and now_s > before.at_s:
-            gained, step_s = _gained(before.counts, now.counts), now_s - before.at_s
-            arrivals_per_s = gained["arrivals"] / step_s
-            rejected_per_s = (gained["refused"] + gained["timed_out"]) / step_s
-        latencies = self._latencies(self._marks[0], now)
+            increases, step_s = _increases(before.counts, now.counts), now_s - before.at_s
+            arrivals_per_s = increases["arrivals"] / step_s
+            rejected_per_s = (increases["refused"] + increases["timed_out"]) / step_s
+        latencies = self._latencies(self._snapshots[0], now)
         self.points.append(
             {
                 "at_s": now_s,
@@ -178,10 +178,10 @@ class RouterHistory:
             }
         )
 
-    def _latencies(self, then: _Mark, now: _Mark) -> dict[str, dict[str, Any]]:
+    def _latencies(self, then: _Snapshot, now: _Snapshot) -> dict[str, dict[str, Any]]:
         """Return TTFT and ITL between two snapshots; a rejected request counts as one that missed its TTFT target."""
-        gained = _gained(then.counts, now.counts)
-        missed, metrics = gained["refused"] + gained["timed_out"], self._metrics
+        increases = _increases(then.counts, now.counts)
+        missed, metrics = increases["refused"] + increases["timed_out"], self._metrics
         return {
             "ttft": _latency(metrics.ttft, then.ttft, now.ttft, self.ttft_target_s, missed=missed),
             "itl": _latency(metrics.itl, then.itl, now.itl, self.itl_target_s),
@@ -192,7 +192,7 @@ def _shares(latencies: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{of}_{key}": latencies[of][key] for of in ("ttft", "itl") for key in ("p99_s", "in_time")}
 
 
-def _gained(then: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+def _increases(then: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
     return {name: count - then[name] for name, count in now.items()}
 
 

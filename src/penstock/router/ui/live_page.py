@@ -27,7 +27,7 @@ from penstock.router.core.speeds import SpeedMeter, WorkerSpeed, slow_workers
 from penstock.router.core.worker import Worker, WorkerState
 from penstock.router.proxy.auth import AdminCheck
 from penstock.router.proxy.completion import not_served
-from penstock.router.ui.graphs import graphs_beside
+from penstock.router.ui.graphs import other_graphs
 from penstock.router.ui.history import STEP_S, RouterHistory
 from penstock.router.ui.planner import ShownPlanner, planner_reader
 from penstock.router.ui.pools import local_pool
@@ -157,7 +157,7 @@ class LivePage:
             "signals": self._signals(minute, planner.rules or {}),
             "cost": self.history.cost.to_json(planner.budget),
             "planner": asdict(planner),
-            "graphs": graphs_beside(self._settings.statefile),
+            "graphs": other_graphs(self._settings.statefile),
             "pool": planner.pool or local_pool(self._settings.statefile),
             "series": [
                 {**point, "at_s": point["at_s"] - self._began_s}

@@ -31,7 +31,7 @@ _STALE_REAL_S: Final = 10.0
 times a second."""
 _STALE_PULLS: Final = 3
 """Chosen: number of ticks that a planner can miss before it counts as gone."""
-WRONG: Final = (KeyError, TypeError, ValueError, AttributeError)
+MALFORMED_ERRORS: Final = (KeyError, TypeError, ValueError, AttributeError)
 """Exceptions that reading another process's data can raise."""
 
 
@@ -40,9 +40,9 @@ class ShownPlanner:
     """The state of a planner and its graph, as the live page (``/ui``) shows it; None and empty values are unknown.
 
     Attributes:
-        standing: ``current``; ``stale``: too old, or the planner reports that it is not running; ``missing``: never read;
+        status: ``current``; ``stale``: too old, or the planner reports that it is not running; ``missing``: never read;
             ``off``: the graph has no planner.
-        words: Text for the page: why the state is not current, or the planner's own message.
+        message: Text for the page: why the state is not current, or the planner's own message.
         rules: Mode, thresholds and targets of the planner's decisions.
         gpus_per_replica: Number of GPUs per replica, by role.
         budget: Maximum number of GPUs; None also if there is no maximum.
@@ -60,8 +60,8 @@ class ShownPlanner:
         pool: The GPU pool in the graph's status; None if the graph is in none.
     """
 
-    standing: str
-    words: str
+    status: str
+    message: str
     rules: Mapping[str, Any] | None = None
     gpus_per_replica: Mapping[str, int] | None = None
     budget: int | None = None
@@ -76,10 +76,10 @@ class ShownPlanner:
     pool: Mapping[str, Any] | None = None
 
     @classmethod
-    def of_graph(cls, standing: str, words: str, graph: GraphSpec) -> ShownPlanner:
+    def of_graph(cls, status: str, message: str, graph: GraphSpec) -> ShownPlanner:
         """Return the state that is known from a graph's manifest alone, without the planner's own state.
 
-        ``standing`` says how current the state is, and ``words`` why; both become the attributes of the same names.
+        ``status`` says how current the state is, and ``message`` why; both become the attributes of the same names.
         """
         gpus = None
         if graph.engine_gpus is not None:
@@ -87,7 +87,7 @@ class ShownPlanner:
             gpus = {Role.PREFILL.value: prefill, Role.DECODE.value: decode, Role.AGGREGATED.value: decode}
         planner = graph.planner
         if not planner.enabled:
-            return cls(standing, words, None, gpus)
+            return cls(status, message, None, gpus)
         rules = {
             "mode": planner.mode,
             "kv": [planner.decode_kv_scale_down_threshold, planner.decode_kv_scale_up_threshold],
@@ -96,7 +96,7 @@ class ShownPlanner:
             "ttft_s": graph.slo.ttft_seconds,
             "itl_s": graph.slo.itl_seconds,
         }
-        return cls(standing, words, rules, gpus, planner.max_gpu_budget)
+        return cls(status, message, rules, gpus, planner.max_gpu_budget)
 
 
 class PlannerReader:
@@ -124,8 +124,8 @@ def planner_reader(settings: RouterSettings, discovery: Discovery) -> PlannerRea
     if not graph.planner.enabled:
         return PlannerReader(ShownPlanner.of_graph("off", "spec.planner.enabled is false", graph))
     if settings.statefile is None:
-        words = "a fixed fleet (--worker): nothing scales it"
-        return PlannerReader(ShownPlanner.of_graph("off", words, graph))
+        message = "a fixed fleet (--worker): nothing scales it"
+        return PlannerReader(ShownPlanner.of_graph("off", message, graph))
     pull_real_s = graph.planner.metric_pulling_interval_seconds / settings.speed
     return StateFileReader(settings.statefile, graph, pull_real_s=pull_real_s)
 
@@ -164,16 +164,16 @@ class StateFileReader(PlannerReader):
         try:
             folder = orjson.loads(self._statefile.read_bytes())[ARBITER_KEY].get("planner_log_dir")
             if folder is None:
-                off = replace(self._state, standing="off", words="started without one (--no-planner)")
+                off = replace(self._state, status="off", message="started without one (--no-planner)")
                 return off, None
             state = printable(orjson.loads((Path(folder) / PLANNER_STATE_FILE).read_bytes()))
             found = planner_state(state, age_s=time.time() - float(state["wall_s"]), stale_s=self._stale_s)
             return replace(found, gpus_per_replica=self._state.gpus_per_replica), folder
         except FileNotFoundError:
-            words = "the planner has not written of itself yet"
-        except (OSError, *WRONG) as exc:
-            words = f"the planner's state file is not readable: {exc!r}"
-        return replace(self._state, words=words), folder
+            message = "the planner has not written of itself yet"
+        except (OSError, *MALFORMED_ERRORS) as exc:
+            message = f"the planner's state file is not readable: {exc!r}"
+        return replace(self._state, message=message), folder
 
 
 def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> ShownPlanner:
@@ -188,8 +188,8 @@ def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> S
     next_s = data.get("next_decision_s")
     newest = data.get("newest") or {}
     return ShownPlanner(
-        standing="stale" if is_stale else "current",
-        words="",
+        status="stale" if is_stale else "current",
+        message="",
         silent_real_s=age_s if is_stale else None,
         rules=data["rules"],
         budget=data["max_gpu_budget"],
@@ -229,21 +229,21 @@ class GraphStatusReader(PlannerReader):
                 async with PatientTimeout(_READ_S):
                     graph = printable(await self._discovery.graph())
                 self._state = replace(graph_planner_state(graph), pool=pool_of_status(graph))
-            except (PenstockError, TimeoutError, *WRONG) as exc:
+            except (PenstockError, TimeoutError, *MALFORMED_ERRORS) as exc:
                 why = "no answer in time" if isinstance(exc, TimeoutError) else str(exc).partition("\n")[0]
-                standing = "stale" if self._state.phase else "missing"
-                words = f"the graph's status is not readable: {why}"
-                self._state = replace(self._state, standing=standing, words=words)
+                status = "stale" if self._state.phase else "missing"
+                message = f"the graph's status is not readable: {why}"
+                self._state = replace(self._state, status=status, message=message)
             self._read_s = time.monotonic()
             return self._state
 
 
 def pool_of_status(graph: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the GPU pool in a GraphDeployment's status; None if the graph is in none."""
-    said = status_pool(graph)
-    if said is None:
+    share = status_pool(graph)
+    if share is None:
         return None
-    note = f"may hold {said['grantedGpus']} GPUs" + (f"; {said['message']}" if said.get("message") else "")
+    note = f"may hold {share['grantedGpus']} GPUs" + (f"; {share['message']}" if share.get("message") else "")
     graphs = [
         {
             "graph": str(each["name"]),
@@ -251,12 +251,12 @@ def pool_of_status(graph: Mapping[str, Any]) -> dict[str, Any] | None:
             "grant": int(each["granted"]),
             "waits_for": list(map(str, each["waitsFor"])),
         }
-        for each in said.get("graphs") or ()
+        for each in share.get("graphs") or ()
     ]
     return {
-        "name": said["name"],
-        "gpus": said.get("poolGpus"),
-        "held": said.get("poolHeldGpus"),
+        "name": share["name"],
+        "gpus": share.get("poolGpus"),
+        "held": share.get("poolHeldGpus"),
         "note": note,
         "graphs": graphs,
     }
@@ -294,7 +294,10 @@ def graph_planner_state(graph: Mapping[str, Any]) -> ShownPlanner:
     found = replace(found, desired=desired, changes=changes, budget=budget)
     for condition in status.get("conditions") or ():
         if condition["type"] == "PlannerActive":
-            standing = "current" if condition["status"] == "True" else "stale"
-            words, phase = str(condition["message"]), str(condition["reason"])
-            return replace(found, standing=standing, words=words, phase=phase)
+            return replace(
+                found,
+                status="current" if condition["status"] == "True" else "stale",
+                message=str(condition["message"]),
+                phase=str(condition["reason"]),
+            )
     return found

@@ -13,7 +13,7 @@ from penstock.core.local_state import ARBITER_KEY
 from penstock.core.printable import printable
 from penstock.gpu_pool.allocator import Grant
 from penstock.gpu_pool.waiting import GraphHolding, pool_rows
-from penstock.router.ui.planner import WRONG
+from penstock.router.ui.planner import MALFORMED_ERRORS
 
 
 def local_pool(statefile: Path | None) -> dict[str, Any] | None:
@@ -34,7 +34,7 @@ def local_pool(statefile: Path | None) -> dict[str, Any] | None:
             if (held := _held(statefile.parent / f"{graph}.json", member)) is not None
         }
         rows = [asdict(each) for each in pool_rows(holdings)]
-    except (OSError, *WRONG):
+    except (OSError, *MALFORMED_ERRORS):
         return None
     held = sum(each.held for each in holdings.values())
     return {"name": pool["name"], "gpus": pool["gpus"], "held": held, "note": "", "graphs": rows}
