@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from reference import HINDSIGHT
 from workloads import Case
 
-from penstock.report.drawing import DPI, GREY, LINE_COLOURS, blank_figure, legend_above, legend_beside
+from penstock.report.drawing import DPI, GREY, LINE_COLOURS, blank_figure, legend_above, legend_right
 from penstock.simulator.observer import Floats, Recording
 
 SHOWN_CASE = "sine"
@@ -57,7 +57,7 @@ def cost(board: Board) -> Figure:
     axes.set_xlim(0, max(2.0, axes.get_xlim()[1]))
     axes.set_ylim(0, 1.03)
     axes.grid(alpha=0.25)
-    legend_beside(axes)
+    legend_right(axes)
     return figure
 
 
@@ -106,7 +106,7 @@ def regret(board: Board) -> Figure | None:
     axes.set_xlabel("hours")
     axes.set_ylabel(f"(GPU-hours + {LATE_COSTS:g} x late requests' share) / the fixed fleet's GPU-hours")
     axes.grid(alpha=0.25)
-    legend_beside(axes)
+    legend_right(axes)
     return figure
 
 

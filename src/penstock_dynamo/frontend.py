@@ -107,7 +107,7 @@ class DynamoFrontend:
 
     async def _page(self, entry: ProcessEntry) -> RegisteredWorker | NoAnswer:
         if entry.url is None:
-            return NoAnswer.AWAY
+            return NoAnswer.NOT_LISTENING
         samples = await self._probes.samples(entry.url + entry.metrics_path, _WANTED)
         return samples if isinstance(samples, NoAnswer) else worker_page(samples) or NoAnswer.SILENT
 

@@ -33,12 +33,12 @@ from penstock.local import liveness
 from penstock.local.edits import waiting_edits
 from penstock.local.probes import Probes
 from penstock.local.process_log import ARBITER, log_path, tail
+from penstock.local.process_problems import process_problems
 from penstock.local.recurring import TAIL_BYTES, recurring
 from penstock.local.restart import only_for_router
 from penstock.local.statefile import ArbiterInfo, ProcessId, StateFile
 from penstock.local.status import LocalGraphStatus, ProcessStatus, StatusReader
 from penstock.local.store import StateStore, namespaces
-from penstock.local.troubles import troubles
 from penstock.runtimes import PLANNER_ROLE
 from penstock_operator.doctor.findings import Finding, ok, problem, warning
 from penstock_planner.core.phase import PlannerPhase
@@ -307,8 +307,8 @@ def _of_graph(
         message = f"its router does not answer at {graph.router_url}"
         yield problem(subject, message, f"tail {graph.log_dir}/*")
     yield from _of_traffic(subject, graph)
-    for trouble in troubles(graph):
-        yield (problem if trouble.is_broken else warning)(subject, trouble.message, trouble.remedy)
+    for found in process_problems(graph):
+        yield (problem if found.is_broken else warning)(subject, found.message, found.remedy)
     for each in graph.processes:
         if each.name not in hanging:
             yield from _of_process(subject, each, graph, down)

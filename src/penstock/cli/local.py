@@ -27,12 +27,12 @@ from penstock.cli.say import say, say_json
 from penstock.cli.terminal import Terminal, printer, run_interruptible
 from penstock.core.errors import ConfigError
 from penstock.core.local_state import EntryState
-from penstock.local.beginning import Beginning
 from penstock.local.build import UpOptions, model_warnings
 from penstock.local.down import Stopped, await_start, choose_namespace
 from penstock.local.down import down as stop_graph
 from penstock.local.render import render
 from penstock.local.restart import restart as restart_router
+from penstock.local.start_marker import StartMarker
 from penstock.local.statefile import StateFile
 from penstock.local.status import StatusReader
 from penstock.local.store import StateStore
@@ -96,7 +96,7 @@ _PLANNER_OVERRIDES: option.Option = option.group(
 @_PLANNER_OVERRIDES
 @click.pass_obj
 def up(
-    beginning: Beginning | None,
+    start_marker: StartMarker | None,
     /,
     files: tuple[Path, ...],
     *,
@@ -134,8 +134,8 @@ def up(
     with working(f"starting {names}", console, at_once=False) as update:
 
         def show(state: StateFile, words: str) -> None:
-            if beginning is not None:
-                beginning.close()
+            if start_marker is not None:
+                start_marker.close()
             update(f"starting {names}: {_states(state) or words.strip()[:120]}")
 
         try:

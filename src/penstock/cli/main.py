@@ -17,7 +17,7 @@ from penstock.core.closest import did_you_mean
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.flags import MEANT_FLAGS, RENAMED_FLAGS
 from penstock.core.printable import printable_lines
-from penstock.local.beginning import Beginning
+from penstock.local.start_marker import StartMarker
 
 _SUBCOMMANDS = {
     "up": ("penstock.cli.local:up", "Start a graph's processes on this machine."),
@@ -106,7 +106,7 @@ class _LazyGroup(click.Group):
         if args and not args[0].startswith("-") and args[0] not in _SUBCOMMANDS:
             ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], _SUBCOMMANDS) or '.'}")
         if args[:1] == ["up"] and not ctx.resilient_parsing:
-            ctx.obj = Beginning()  # before the imports, so that `down` finds this start
+            ctx.obj = StartMarker()  # before the imports, so that `down` finds this start
             ctx.call_on_close(ctx.obj.close)
         return super().resolve_command(ctx, args)
 

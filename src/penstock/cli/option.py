@@ -96,7 +96,7 @@ def admission(*, without: Collection[str] = ()) -> Option:
     return of_settings(fields, None, shape, or_else="the graph's, or ")
 
 
-def given_admission(options: dict[str, Any]) -> dict[str, Any]:
+def admission_options(options: dict[str, Any]) -> dict[str, Any]:
     """Take the flags of `admission` out of a command's options; return those that were given, by field."""
     taken = {name: options.pop(name, None) for name in AdmissionConfig.model_fields}
     if taken["mode"] is not None:

@@ -21,7 +21,7 @@ from penstock.report.findings import RunReport, analyse, require_plots, with_gra
 from penstock.report.page import write_report
 from penstock.report.plain import as_json as plain_report
 from penstock.report.text import report_text
-from penstock.simulator.counterfactual import MOST_FLEETS, compare
+from penstock.simulator.counterfactual import MAX_FLEETS, compare
 
 _NOT_SHOWN = "the cost of other fleets is not shown: "
 
@@ -44,7 +44,7 @@ class ReportOptions:
     counterfactual_fleets: int = flag(
         "How many fixed fleets to simulate at most; the planner, the HPA and the oracle take up to 15"
         " more simulations.",
-        default=MOST_FLEETS,
+        default=MAX_FLEETS,
         ge=1,
     )
     profile: str | None = flag(
@@ -136,7 +136,7 @@ def _graph_of(found: RunReport, manifest: Path | None) -> tuple[GraphDeployment 
 
 
 def with_counterfactual(
-    found: RunReport, graph: GraphDeployment, most_fleets: int, console: Terminal
+    found: RunReport, graph: GraphDeployment, max_fleets: int, console: Terminal
 ) -> RunReport:
     """Return a report with service times and what other fleets would have done, or with a remark why not."""
     found = with_graph(found, graph)
@@ -145,7 +145,7 @@ def with_counterfactual(
             compared = compare(
                 found,
                 graph,
-                most_fleets=most_fleets,
+                max_fleets=max_fleets,
                 on_fleet=lambda name: show(f"simulating the same traffic on {name}"),
             )
     except ConfigError as exc:

@@ -23,7 +23,7 @@ from penstock.cli import fields, option
 from penstock.core.errors import ConfigError
 from penstock.core.flags import flag, time_scale
 from penstock.core.http import loop
-from penstock.core.http.given_socket import given_socket
+from penstock.core.http.inherited_socket import socket_from_environment
 from penstock.core.http.tls import NO_FILES, TlsFiles, files_of
 from penstock.core.tracing import open_tracing
 from penstock.kube.objects.names import GRAPH_SECRET_VARIABLE, WORKER_AUTH_FOLDER
@@ -152,7 +152,7 @@ def serve(**given: Any) -> None:
     PENSTOCK_GRAPH_SECRET, which must be the same in all of them.
     """
     settings = _settings(given)
-    inherited_socket = given_socket(os.environ, settings.port)
+    inherited_socket = socket_from_environment(os.environ, settings.port)
     server = RouterServer(settings, open_tracing("penstock-router"), inherited_socket=inherited_socket)
     loop.run(server.serve)
 
@@ -196,7 +196,7 @@ def pick(ext_proc: int | None, ext_proc_tls: str | None, **given: Any) -> None:
         tracing,
         ext_proc_port=port,
         credentials=credentials(folder) if is_tls else None,
-        inherited_socket=given_socket(os.environ, settings.port),
+        inherited_socket=socket_from_environment(os.environ, settings.port),
     )
     loop.run(server.serve)
 
@@ -228,7 +228,7 @@ def _settings(given: dict[str, Any]) -> RouterSettings:
             else all(each.role is not Role.AGGREGATED for each in static)
         ),
         config=config,
-        admission_flags=option.given_admission(given),
+        admission_flags=option.admission_options(given),
         lease_s=_lease_s(flags.kv_lease, spec),
         graph=spec,
         graph_file=flags.follow or flags.graph,

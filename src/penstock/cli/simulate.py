@@ -57,7 +57,7 @@ def simulate(
     It uses the same engines, policies and planner rules as a live graph. The same options give the same output, byte
     for byte.
     """
-    admission = option.given_admission(options)
+    admission = option.admission_options(options)
     manifests, traces = options["manifest"], options["trace"]
     if pool is None:
         _check_one("--manifest", manifests)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_MOST_DOUBLINGS = 64
+_MAX_DOUBLINGS = 64
 """Maximum number of doublings. Chosen: a second doubled this often exceeds any limit, and numbers stay finite."""
 
 
@@ -22,4 +22,4 @@ class Backoff:
 
     def pause_s(self, failures: int) -> float:
         """Return the pause in seconds after ``failures`` consecutive failures, which must be at least 1."""
-        return min(self.first_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS), self.limit_s)
+        return min(self.first_s * 2.0 ** min(failures - 1, _MAX_DOUBLINGS), self.limit_s)

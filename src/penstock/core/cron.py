@@ -19,7 +19,7 @@ from penstock.core.errors import ConfigError
 _FROM = datetime(2024, 1, 1, tzinfo=UTC)
 """Start of the search for overlapping periods. Chosen: a Monday at the start of a leap year."""
 
-_STARTS_MOST = 2000
+_MAX_STARTS = 2000
 """Number of starts that are examined. Chosen: five years of daily starts, or three weeks of quarter-hourly ones."""
 
 _CLOCK_CHANGE_S = 3 * 3600
@@ -74,7 +74,7 @@ class Recurring:
         from cronsim import CronSim  # noqa: PLC0415 - for graphs with a schedule
 
         begin = _FROM.astimezone(_zone(self.time_zone))
-        return (each.timestamp() for each in islice(CronSim(self.cron, begin), _STARTS_MOST))
+        return (each.timestamp() for each in islice(CronSim(self.cron, begin), _MAX_STARTS))
 
 
 def check(cron: str) -> None:

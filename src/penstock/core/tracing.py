@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_SPOKEN: Final = ("http/protobuf", "http/json")
+_SUPPORTED_PROTOCOLS: Final = ("http/protobuf", "http/json")
 """Values of OTEL_EXPORTER_OTLP_PROTOCOL that are accepted; collectors take both at one address. JSON is sent, because
 the protobuf exporter has files in common with xds-protos, so that installing one would overwrite the other's."""
 _CLOSE_S: Final = 3.0
@@ -80,7 +80,7 @@ def open_tracing(service: str) -> Tracing | None:
     if variable is None or is_off or environment.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
         return None
     protocol = next((each for each in _PROTOCOLS if environment.get(each)), None)
-    if protocol is not None and environment[protocol] not in _SPOKEN:
+    if protocol is not None and environment[protocol] not in _SUPPORTED_PROTOCOLS:
         log.warning(
             "no traces: of OTLP only HTTP is spoken, mostly at port 4318", **{protocol: environment[protocol]}
         )
@@ -115,7 +115,7 @@ class Tracing:
         self._provider = provider
         self._extract = TraceContextTextMapPropagator().extract
         self.start_span = provider.get_tracer("penstock").start_span
-        self.nest = trace.set_span_in_context
+        self.context_with_span = trace.set_span_in_context
         self.kinds = trace.SpanKind
         self.error = trace.StatusCode.ERROR
 
@@ -192,7 +192,7 @@ class TraceSpan:
         tracing = self._tracing
         span = tracing.start_span(
             name,
-            tracing.nest(self._span),
+            tracing.context_with_span(self._span),
             kind=tracing.kinds.CLIENT if is_call else tracing.kinds.INTERNAL,
             attributes=dict(attributes),
             start_time=began_ns,

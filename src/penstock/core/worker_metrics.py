@@ -170,10 +170,10 @@ class RankProgress:
         """
         if not reading.figures or reading.figures != self.figures:
             return RankProgress(reading.figures, now_s)
-        stood_s = now_s - max(self.since_s, worked_s)
+        stalled_for_s = now_s - max(self.since_s, worked_s)
         if is_busy:
-            return replace(self, is_stalled=self.is_stalled or stood_s >= limit_s)
-        if self.is_stalled and stood_s < 2 * limit_s:
+            return replace(self, is_stalled=self.is_stalled or stalled_for_s >= limit_s)
+        if self.is_stalled and stalled_for_s < 2 * limit_s:
             return self
         return RankProgress(self.figures, now_s)
 
@@ -196,7 +196,7 @@ class EngineProgress:
         """Whether any of the engines hangs."""
         return any(rank.is_stalled for rank in self.ranks.values())
 
-    def stood_s(self, now_s: float) -> float:
+    def stalled_for_s(self, now_s: float) -> float:
         """Return the seconds since the last progress of the rank whose progress is longest ago; 0 without ranks."""
         return now_s - min((rank.since_s for rank in self.ranks.values()), default=now_s)
 

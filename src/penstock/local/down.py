@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import ClusterError, ConfigError, NotFoundError
-from penstock.local import beginning, liveness, ports, starts
+from penstock.local import liveness, ports, start_marker, starts
 from penstock.local.plan import grace_s
 from penstock.local.pool import PoolStore
 from penstock.local.statefile import ProcessId, StateFile
@@ -53,8 +53,8 @@ def kill(store: StateStore, state: StateFile) -> None:
 
 
 def _end(processes: list[ProcessId], grace_s: float) -> None:
-    if resisting := liveness.end(processes, grace_s=grace_s):
-        names = ", ".join(map(str, liveness.group_pids(resisting)))
+    if survivors := liveness.end(processes, grace_s=grace_s):
+        names = ", ".join(map(str, liveness.group_pids(survivors)))
         raise ClusterError(f"processes {names} cannot be ended; end them and try again")
 
 
@@ -90,7 +90,7 @@ def choose_namespace(given: str | None) -> str:
     running = [
         name
         for name in known
-        if StateStore.of(name).running() is not None or starts.starter_of(name) is not None
+        if StateStore.of(name).running() is not None or starts.starting_process(name) is not None
     ]
     candidates = running or known
     if len(candidates) > 1:
@@ -104,7 +104,7 @@ def _known() -> list[str]:
 
 def await_start(namespace: str | None) -> None:
     """Where nothing is known of a graph, wait for an `up` that has begun to record it; None: any graph."""
-    beginning.wait(until=lambda: namespace in _known() if namespace else bool(_known()))
+    start_marker.wait(until=lambda: namespace in _known() if namespace else bool(_known()))
 
 
 def default_timeout_s(state: StateFile) -> float:
@@ -157,16 +157,16 @@ def _remove_pools() -> None:
 
 def _stop_start(namespace: str) -> Iterator[str]:
     """Stop the `up` that starts a graph, and yield what was done; one that ends meanwhile by itself is waited for."""
-    starter = starts.starter_of(namespace)
+    starter = starts.starting_process(namespace)
     if starter is not None:
-        together = [name for name in starts.recorded_starts() if starts.starter_of(name) == starter]
+        together = [name for name in starts.recorded_starts() if starts.starting_process(name) == starter]
         with contextlib.suppress(ProcessLookupError):
             os.kill(starter.pid, signal.SIGTERM)
         deadline_s = time.monotonic() + _ROLL_BACK_S
-        while starts.starter_of(namespace) == starter and time.monotonic() < deadline_s:
+        while starts.starting_process(namespace) == starter and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
         how = "stopped"
-        if starts.starter_of(namespace) == starter:
+        if starts.starting_process(namespace) == starter:
             _end([starter], 0.0)
             how = f"killed, as it did not end within {_ROLL_BACK_S:g} s,"
         yield f"{how} `penstock up` (pid {starter.pid}), which was still starting {', '.join(together)}"

@@ -14,7 +14,7 @@ CANNOT_EXECUTE = 127
 
 
 _FIRST_DESCRIPTOR = 3
-"""Where the program looks for its socket; see ``penstock.core.http.given_socket``."""
+"""Where the program looks for its socket; see ``penstock.core.http.inherited_socket``."""
 
 
 def become(log: str, held: str, argv: list[str]) -> int:

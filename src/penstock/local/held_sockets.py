@@ -1,6 +1,6 @@
 """The listening sockets that the arbiter holds for a graph's routers, which come and go: connections wait meanwhile.
 
-A router gets its socket at the start (`penstock.core.http.given_socket`). The watchdog holds the sockets, too, so that they
+A router gets its socket at the start (`penstock.core.http.inherited_socket`). The watchdog holds the sockets, too, so that they
 outlive an arbiter that is killed.
 """
 

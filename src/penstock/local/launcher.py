@@ -36,7 +36,7 @@ _NO_PERIODIC_CHECK = -1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ExitedProcess:
     """One process that has ended with its entire group: name, pid and exit code (negative: signal; None: unknown)."""
 
     name: str
@@ -47,11 +47,11 @@ class Ended:
 class _Arbiter(Arbiter):  # type: ignore[misc]  # circus ships no types
     """Hands circus' `quit` command to the supervisor, so that it drains like any other stop."""
 
-    on_quit: Callable[[], None] | None = None
+    on_exit_request: Callable[[], None] | None = None
 
     def stop(self) -> Any:
-        if self.on_quit is not None:
-            self.on_quit()
+        if self.on_exit_request is not None:
+            self.on_exit_request()
             return None
         return super().stop()
 
@@ -61,7 +61,7 @@ class Launcher:
 
     def __init__(self, *, endpoint: str, pubsub_endpoint: str) -> None:
         """Prepare circus inside the running asyncio loop."""
-        self._ended: list[Ended] = []
+        self._ended: list[ExitedProcess] = []
         self._processes: dict[str, ProcessId] = {}
         self._adopted: dict[str, ProcessId] = {}
         self._entries: dict[str, str] = {}
@@ -82,13 +82,13 @@ class Launcher:
         for number, handler in kept.items():
             signal.signal(number, handler)
 
-    async def open(self, on_quit: Callable[[], None]) -> None:
-        """Bind the endpoints; ``on_quit`` is called when `circusctl quit` asks the arbiter to end."""
+    async def open(self, on_exit_request: Callable[[], None]) -> None:
+        """Bind the endpoints; ``on_exit_request`` is called when `circusctl quit` asks the arbiter to end."""
         try:
             await self._arbiter.start()
         except zmq.ZMQError as exc:
             raise ClusterError(f"circus cannot bind its endpoints: {exc}") from exc
-        self._arbiter.on_quit = on_quit
+        self._arbiter.on_exit_request = on_exit_request
 
     async def start(
         self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path, *, held: int | None = None
@@ -98,11 +98,11 @@ class Launcher:
         child = ["-I", "-S", exec_child.__file__, str(log), socket, *argv]
         if held is not None:
             os.set_inheritable(held, True)
-        watched_as = name if name not in self._entries else f"{name}-{time.monotonic_ns()}"
-        self._entries[watched_as] = name
+        watcher_name = name if name not in self._entries else f"{name}-{time.monotonic_ns()}"
+        self._entries[watcher_name] = name
         try:
             watcher = self._arbiter.add_watcher(
-                watched_as,
+                watcher_name,
                 shlex.quote(sys.executable),
                 args=child,
                 numprocesses=1,
@@ -138,9 +138,9 @@ class Launcher:
         for processes in (self._processes, self._adopted):
             if name in processes:
                 processes[after] = processes.pop(name)
-        for watched_as, entry in self._entries.items():
+        for watcher_name, entry in self._entries.items():
             if entry == name:
-                self._entries[watched_as] = after
+                self._entries[watcher_name] = after
 
     def send(self, name: str, number: signal.Signals) -> None:
         """Signal a process; SIGKILL reaches its entire group. Does nothing once it has ended."""
@@ -148,7 +148,7 @@ class Launcher:
         if process is not None:
             liveness.send(process, number)
 
-    def reap(self) -> list[Ended]:
+    def reap(self) -> list[ExitedProcess]:
         """Return the processes that have ended since the last call, each with its entire group.
 
         Children that a leader leaves serve nothing and may hold GPU memory, so they are killed, resource trackers
@@ -158,7 +158,7 @@ class Launcher:
         for name, process in list(self._adopted.items()):
             if not liveness.is_alive(process):
                 del self._adopted[name]
-                self._ended.append(Ended(name, process.pid, None))
+                self._ended.append(ExitedProcess(name, process.pid, None))
         ends, self._ended = self._ended, []
         gone = []
         for ended in ends:
@@ -170,7 +170,7 @@ class Launcher:
                 self._processes.pop(ended.name, None)
         return gone
 
-    def _kill_orphans(self, ended: Ended) -> bool:
+    def _kill_orphans(self, ended: ExitedProcess) -> bool:
         """Kill the rest of the group of an ended leader; return whether any was left."""
         process = self._processes.get(ended.name)
         if process is None or process.pid != ended.pid:
@@ -189,26 +189,28 @@ class Launcher:
 
     async def forget(self, name: str) -> None:
         """Remove the watcher of a process that has ended."""
-        for watched_as in [each for each, entry in self._entries.items() if entry == name]:
+        for watcher_name in [each for each, entry in self._entries.items() if entry == name]:
             with contextlib.suppress(KeyError):
-                self._arbiter.get_watcher(watched_as)
+                self._arbiter.get_watcher(watcher_name)
                 try:
-                    await self._arbiter.rm_watcher(watched_as)
+                    await self._arbiter.rm_watcher(watcher_name)
                 except CircusConflictError as exc:
                     raise ConflictError(f"{name}: circus is busy: {exc}") from exc
-            del self._entries[watched_as]
+            del self._entries[watcher_name]
 
     async def close(self) -> None:
         """Kill what still runs, release the endpoints. Never fails."""
         for name in self._processes:
             self.send(name, signal.SIGKILL)
-        self._arbiter.on_quit = None
+        self._arbiter.on_exit_request = None
         with contextlib.suppress(Exception):
             self._arbiter.stop_controller_and_close_sockets()
         self._context.destroy(linger=0)
 
     def _note_exit(self, *, watcher: Watcher, process_pid: int, exit_code: int | None, **_: object) -> bool:
-        self._ended.append(Ended(self._entries.get(watcher.name, watcher.name), process_pid, exit_code))
+        self._ended.append(
+            ExitedProcess(self._entries.get(watcher.name, watcher.name), process_pid, exit_code)
+        )
         return True
 
 

@@ -123,7 +123,7 @@ class ProcessorTime:
     at_s: float
     cpu_s: float
 
-    def is_work_since(self, before: ProcessorTime) -> bool:
+    def has_run_since(self, before: ProcessorTime) -> bool:
         """Return whether it has risen as that of programs at work, for which a busy machine has little time."""
         return self.cpu_s - before.cpu_s >= _WORKING_FRACTION * (self.at_s - before.at_s) > 0
 
@@ -149,11 +149,11 @@ def arbiters_of(statefile: str) -> list[ProcessId]:
     return _running(lambda process: process.cmdline()[1:4] == ["-m", ARBITER_MODULE, statefile])
 
 
-def _running(is_meant: Callable[[psutil.Process], bool]) -> list[ProcessId]:
+def _running(matches: Callable[[psutil.Process], bool]) -> list[ProcessId]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid != os.getpid() and is_meant(process):
+            if process.pid != os.getpid() and matches(process):
                 found.append(identify(process.pid))
     return [one for one in found if one is not None]
 

@@ -68,10 +68,10 @@ class ProcessObserver:
         if pending is not None:
             pending.cancel()
 
-    def let_go(self, entry: ProcessEntry) -> None:
+    def close_connections(self, entry: ProcessEntry) -> None:
         """Keep no connection to a process that is to end: it waits for its clients."""
         if entry.url is not None:
-            self._probes.let_go(entry.url)
+            self._probes.close_connections(entry.url)
 
     def probe(self, state: StateFile) -> None:
         """Begin to probe every process that is due."""
@@ -101,8 +101,8 @@ class ProcessObserver:
         elif entry.role == PLANNER_ROLE and planner_dir is not None:
             healthy = read_planner(planner_dir, known.pid) is not None
         else:
-            ran_s = 0.0 if known.started_s is None else time.monotonic() - known.started_s
-            healthy = ran_s >= QUIET_START_S
+            uptime_s = 0.0 if known.started_s is None else time.monotonic() - known.started_s
+            healthy = uptime_s >= QUIET_START_S
         if healthy and entry.is_worker and entry.url is not None:
             fault = await self._stall(name, entry, entry.url, state)
         now_s = time.monotonic()
@@ -141,7 +141,7 @@ class ProcessObserver:
             inflight_requests=sent,
             limit_s=entry.stall_s,
             compile_s=startup_s(entry, state.arbiter.speed),
-            is_working=self._computes(name, is_doubted=before.stood_s(now_s) >= entry.stall_s / 2),
+            is_working=self._computes(name, is_doubted=before.stalled_for_s(now_s) >= entry.stall_s / 2),
         )
         problem = progress.problem(entry.stall_s)
         return None if problem is None else ProcessFault(problem, 0.0)
@@ -156,7 +156,7 @@ class ProcessObserver:
         if leader is None:
             return False
         now = self._computed[name] = computed_by_children(leader)
-        return before is not None and now.is_work_since(before)
+        return before is not None and now.has_run_since(before)
 
     async def _drain(self, frontend: Frontend, name: str, entry: ProcessEntry) -> None:
         """Make sure that the frontend sends nothing new, then record what is still in flight."""
@@ -168,7 +168,7 @@ class ProcessObserver:
         idle = await self._is_idle(name, entry, view)
         known = self._observed.get(name)
         if known is not None and known.drain is not None:
-            away = view is NoAnswer.AWAY
+            away = view is NoAnswer.NOT_LISTENING
             settled = time.monotonic() - known.drain.since_s >= frontend.settle_s
             progress = replace(
                 known.drain,

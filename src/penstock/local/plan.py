@@ -27,7 +27,7 @@ class ProcessStep(Enum):
     ABANDON = "write failed, and free the GPUs"
     BEGIN_DRAIN = "ask the router to send nothing new, and watch what is in flight"
     TERMINATE = "send SIGTERM"
-    CUT = "send SIGTERM to a worker that drains for longer than its pool lets it, and record that"
+    CUT_DRAIN = "send SIGTERM to a worker that drains for longer than its pool lets it, and record that"
     KILL = "send SIGKILL to the process and its group; the reason becomes the cause of its exit"
     SWITCH = "write the role that a drained worker takes; it is ready again once it answers its health check"
     SUCCEED = (
@@ -249,8 +249,8 @@ def _watch_served(
 
 
 def _after_exit(name: str, known: ObservedProcess, exited: ProcessExit) -> ProcessAction:
-    ran_s = exited.at_s - (exited.at_s if known.started_s is None else known.started_s)
-    is_stable = known.healthy_s is not None and ran_s >= STABLE_AFTER_S
+    uptime_s = exited.at_s - (exited.at_s if known.started_s is None else known.started_s)
+    is_stable = known.healthy_s is not None and uptime_s >= STABLE_AFTER_S
     failures = 1 if is_stable else known.failures + 1
     if failures >= GIVE_UP_AFTER:
         return ProcessAction(
@@ -276,15 +276,17 @@ def _drain(
         return ProcessAction(ProcessStep.BEGIN_DRAIN, name)
     waited_s = now_s - known.drain.since_s
     is_idle = known.drain.acknowledged and known.drain.idle is True
-    unwatched = known.drain.router_away and waited_s >= SETTLE_S
+    is_router_away = known.drain.router_away and waited_s >= SETTLE_S
     if entry.takes is not None and (is_idle or waited_s < allowed_s):
         return ProcessAction(ProcessStep.SWITCH, name) if is_idle else None
-    most_s = drain_grace_s(allowed_s, reclaim_s=bounds.reclaim_s, is_above=bounds.is_above)
+    max_s = drain_grace_s(allowed_s, reclaim_s=bounds.reclaim_s, is_above=bounds.is_above)
     is_known = known.drain.idle is not None or waited_s >= SETTLE_S
-    if most_s <= waited_s < allowed_s and is_known and not is_idle and not unwatched:
-        return ProcessAction(ProcessStep.CUT, name)
+    if max_s <= waited_s < allowed_s and is_known and not is_idle and not is_router_away:
+        return ProcessAction(ProcessStep.CUT_DRAIN, name)
     return (
-        ProcessAction(ProcessStep.TERMINATE, name) if is_idle or unwatched or waited_s >= allowed_s else None
+        ProcessAction(ProcessStep.TERMINATE, name)
+        if is_idle or is_router_away or waited_s >= allowed_s
+        else None
     )
 
 

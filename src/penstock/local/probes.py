@@ -45,7 +45,7 @@ _CLOSE_S = 2.0
 class NoAnswer(Enum):
     """Why a process could not be probed."""
 
-    AWAY = "nothing listens there"
+    NOT_LISTENING = "nothing listens there"
     SILENT = "it did not answer in time, or not in a form that can be read"
 
 
@@ -125,7 +125,7 @@ class Probes:
             async with asyncio.timeout(_CLOSE_S):
                 await self._pool.close()
 
-    def let_go(self, url: str) -> None:
+    def close_connections(self, url: str) -> None:
         """Keep no connection to a process that is to end."""
         with contextlib.suppress(ConfigError):  # an address that is none has no connections
             self._pool.close_idle(url)
@@ -133,7 +133,7 @@ class Probes:
     async def health(self, url: str) -> str | None:
         """Return what is wrong with the answer to ``GET url``; None: it is 200."""
         answer = await self.ask("GET", url)
-        if answer is NoAnswer.AWAY:
+        if answer is NoAnswer.NOT_LISTENING:
             return "nothing listens there"
         if isinstance(answer, Response) and answer.status == 200:
             return None
@@ -188,7 +188,7 @@ class Probes:
         try:
             return await self._pool.request(method, url, timeouts=_TIMEOUTS)
         except (UpstreamConnectError, ConfigError):  # an address that is none has no listener
-            return NoAnswer.AWAY
+            return NoAnswer.NOT_LISTENING
         except (UpstreamError, SaturatedError):
             return NoAnswer.SILENT
 
@@ -253,10 +253,10 @@ class RouterFrontend:
 
 def frontend_of(state: StateFile, probes: Probes) -> Frontend:
     """Return the frontend of a graph."""
-    made_by = plugin(GROUP, state.arbiter.runtime)
-    if made_by is None:
+    factory = plugin(GROUP, state.arbiter.runtime)
+    if factory is None:
         return RouterFrontend(probes, state.arbiter.router_url)
-    return cast(Frontend, made_by(probes, state.arbiter))
+    return cast(Frontend, factory(probes, state.arbiter))
 
 
 def _router_view(data: dict[str, Any]) -> RouterView:

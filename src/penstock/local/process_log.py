@@ -21,7 +21,7 @@ _LINE_CHARACTERS = 240
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LOGGED = re.compile(r"(\(\w+ pid=\d+\) )?(ERROR \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?")
 """What vLLM puts before a line: the process, and in its log the level, the time and the place."""
-_RAISED = re.compile(
+_EXCEPTION_LINE = re.compile(
     r"(\w+\.)*\w*(Error|Exception|Interrupt)(: \S|$)|Fatal Python error: |\s*what\(\):|[\w ./-]+: error: "
 )
 """The last line of a traceback, of an abort, or of a refused command line, after what is put before it."""
@@ -67,12 +67,12 @@ def bound(path: Path, max_bytes: int = MAX_BYTES) -> bool:
     return False
 
 
-def tail(path: Path, most_bytes: int) -> str:
-    """Return the last lines of a log, entire except for the first, within ``most_bytes``; empty where it cannot be read."""
+def tail(path: Path, max_bytes: int) -> str:
+    """Return the last lines of a log, entire except for the first, within ``max_bytes``; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, size_of(path) - most_bytes))
-            return file.read(most_bytes).decode("utf-8", errors="replace")
+            file.seek(max(0, size_of(path) - max_bytes))
+            return file.read(max_bytes).decode("utf-8", errors="replace")
     except OSError:
         return ""
 
@@ -109,7 +109,7 @@ def _last_failure(lines: list[str]) -> list[int]:
     others = 0
     for at in range(len(lines) - 1, -1, -1):
         plain = _LOGGED.sub("", lines[at], count=1)
-        if _RAISED.match(plain):
+        if _EXCEPTION_LINE.match(plain):
             found.insert(0, at)
             others = 0
         elif found and not _TRACE.match(plain):

@@ -17,7 +17,7 @@ _TIMES: Final = 3
 _SPAN_S: Final = 60.0
 _RECENT_S: Final = 90.0
 """Chosen: three times, over a minute at least, the last within a minute and a half: once a minute is enough."""
-_MOST_CHARACTERS: Final = 300
+_MAX_CHARACTERS: Final = 300
 
 _PLAIN: Final = re.compile(
     r"(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} (?P<level>WARNING|ERROR) +(?P<logger>[\w.]+): (?P<text>.*)"
@@ -58,7 +58,7 @@ def recurring(lines: Iterable[str], now: datetime) -> Iterator[RecurringWarning]
         first, (last, text, is_error) = entries[0][0], entries[-1]
         over_s = (last - first).total_seconds()
         if len(entries) >= _TIMES and over_s >= _SPAN_S and (now - last).total_seconds() <= _RECENT_S:
-            yield RecurringWarning(printable(text)[:_MOST_CHARACTERS], len(entries), over_s, is_error)
+            yield RecurringWarning(printable(text)[:_MAX_CHARACTERS], len(entries), over_s, is_error)
 
 
 _Event = tuple[tuple[str, str], tuple[datetime, str, bool]]

@@ -23,7 +23,7 @@ MEASURE_REAL_S: Final = 1.5
 _EXIT_REAL_S: Final = 10.0
 """Chosen: a machine on which a process takes longer to start than this is known to be too slow for anything."""
 
-_MOST_PROCESSES: Final = 4
+_MAX_PROCESSES: Final = 4
 """Chosen: the demo's busiest processes, router, client and one worker of each role, run side by side."""
 
 _STREAMS: Final = 16
@@ -37,7 +37,7 @@ _EVENTS_PER_S: Final = 150_000 / 9
 """Events/s that the demo takes for each unit of speed. Chosen: at speed 9, 70% of what two cores of an AMD EPYC relay
 (105,000 for each second of processor time); on such a machine its lag is 0.14 s where 0.19 s are allowed."""
 
-_LEAST_SPEED: Final = 2.0
+_MIN_SPEED: Final = 2.0
 """Chosen: the demo's sixteen simulated minutes take eight real ones; longer waits are given up."""
 
 
@@ -49,7 +49,7 @@ def affordable_speed(most: float, events_per_s: float) -> float:
         events_per_s: That the machine relays, per real second, >= 0.
     """
     found = math.floor(2 * events_per_s / _EVENTS_PER_S) / 2
-    return min(most, max(_LEAST_SPEED, found))
+    return min(most, max(_MIN_SPEED, found))
 
 
 def needed_rate(speed: float) -> float:
@@ -59,7 +59,7 @@ def needed_rate(speed: float) -> float:
 
 async def machine_rate(measure_real_s: float = MEASURE_REAL_S) -> float | None:
     """Return the events that this machine relays per real second over its usable cores; None where it cannot be measured."""
-    number = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    number = min(_MAX_PROCESSES, len(os.sched_getaffinity(0)))
     rates = await asyncio.gather(*(_process_rate(measure_real_s) for _ in range(number)))
     known = [rate for rate in rates if rate is not None]
     return sum(known) if len(known) == number else None
@@ -98,12 +98,12 @@ async def relay_rate(seconds: float) -> float:
 
 
 async def _stream(counts: list[int], number: int, end_s: float) -> None:
-    source, into_relay = await _connected()
-    out_of_relay, sink = await _connected()
+    source, relay_input = await _connected()
+    relay_output, sink = await _connected()
 
     async def relay() -> None:
-        while event := await into_relay[0].read(65536):
-            out_of_relay[1].write(event)
+        while event := await relay_input[0].read(65536):
+            relay_output[1].write(event)
 
     relaying = asyncio.create_task(relay())
     try:
@@ -113,7 +113,7 @@ async def _stream(counts: list[int], number: int, end_s: float) -> None:
             counts[number] += 1
     finally:
         relaying.cancel()
-        for _, writer in (source, into_relay, out_of_relay, sink):
+        for _, writer in (source, relay_input, relay_output, sink):
             writer.close()
 
 

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from penstock.local.process_problems import process_problems
 from penstock.local.status import DecisionStatus, LocalGraphStatus, PlannerView, ProcessStatus
-from penstock.local.troubles import troubles
 
 _STYLES = {
     "ready": "green",
@@ -39,7 +39,8 @@ def render(status: LocalGraphStatus) -> RenderableType:
         style = "bold red" if transfers.problem() else ""
         parts.append(Text(f"KV transfers since the router started: {transfers}", style=style))
     parts += [
-        Text(each.message, style="bold red" if each.is_broken else "yellow") for each in troubles(status)
+        Text(each.message, style="bold red" if each.is_broken else "yellow")
+        for each in process_problems(status)
     ]
     if status.decisions:
         parts.append(_decisions(status.decisions))

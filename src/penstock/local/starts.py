@@ -40,7 +40,7 @@ def _recorded(namespace: str) -> Iterator[None]:
     me = liveness.identify(os.getpid())
     assert me is not None  # noqa: S101 - this process runs
     with store.locked():
-        other = starter_of(namespace)
+        other = starting_process(namespace)
         if other is not None:
             raise ConfigError(
                 f"namespace {namespace!r} is being started by `penstock up` (pid {other.pid}); wait for it, stop it with "
@@ -53,7 +53,7 @@ def _recorded(namespace: str) -> Iterator[None]:
         forget(namespace)
 
 
-def starter_of(namespace: str) -> ProcessId | None:
+def starting_process(namespace: str) -> ProcessId | None:
     """Return the running process that starts a graph, None where none does."""
     try:
         data = json.loads(read_own(_path(namespace)).decode("utf-8"))
@@ -65,7 +65,9 @@ def starter_of(namespace: str) -> ProcessId | None:
 
 def is_under_way(namespace: str) -> bool:
     """Return whether a graph without a statefile may get one: somebody starts it, or its arbiter has just begun."""
-    return starter_of(namespace) is not None or bool(liveness.arbiters_of(str(StateStore.of(namespace).path)))
+    return starting_process(namespace) is not None or bool(
+        liveness.arbiters_of(str(StateStore.of(namespace).path))
+    )
 
 
 def recorded_starts() -> list[str]:

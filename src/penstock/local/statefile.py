@@ -290,7 +290,7 @@ class ScaleOutcome:
 
     state: StateFile
     added: tuple[str, ...] = ()
-    withdrawn: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     refusal: str | None = None
 
 
@@ -339,7 +339,7 @@ def choose_victim(candidates: Mapping[str, ProcessEntry], inflight_tokens: Mappi
     return min(candidates, key=cost)
 
 
-def withdraw(state: StateFile, name: str) -> StateFile:
+def remove_replica(state: StateFile, name: str) -> StateFile:
     """Take a replica out of its pool.
 
     Without a process it leaves the file at once and its GPUs are free; with one it keeps them,
@@ -348,7 +348,7 @@ def withdraw(state: StateFile, name: str) -> StateFile:
     entry = state.entries[name]
     if entry.state is EntryState.REQUESTED and entry.pid is None:
         return retire(state, name)
-    reason = "withdrawn before it was ready" if entry.state is EntryState.STARTING else None
+    reason = "removed before it was ready" if entry.state is EntryState.STARTING else None
     return state.change(name, state=EntryState.DRAINING, reason=reason, takes=None)
 
 
@@ -365,7 +365,7 @@ def scale(
     """
     base = template(state, role)
     added: list[str] = []
-    withdrawn: list[str] = []
+    removed: list[str] = []
     while base is not None and len(replicas_of(state, role)) < replicas:
         try:
             state, name = request_replica(state, base, others)
@@ -374,9 +374,9 @@ def scale(
         added.append(name)
     while len(current := replicas_of(state, role)) > replicas:
         victim = choose_victim(current, inflight_tokens)
-        state = withdraw(state, victim)
-        withdrawn.append(victim)
-    return ScaleOutcome(state, tuple(added), tuple(withdrawn))
+        state = remove_replica(state, victim)
+        removed.append(victim)
+    return ScaleOutcome(state, tuple(added), tuple(removed))
 
 
 @dataclass(frozen=True, slots=True)

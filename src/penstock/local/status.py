@@ -263,7 +263,9 @@ class StatusReader:
             name = self._store.path.stem
             raise NotFoundError(f"namespace {name!r}: not running; start it with `penstock up FILE`")
         running = liveness.arbiter_is_alive(state)
-        view = await frontend_of(state, self._probes).view(state.entries) if running else NoAnswer.AWAY
+        view = (
+            await frontend_of(state, self._probes).view(state.entries) if running else NoAnswer.NOT_LISTENING
+        )
         if self._ledger is None:
             self._ledger = LedgerTail(state.arbiter.planner_log_dir, with_unchanged=self._with_unchanged)
         planner_pid = next((e.pid for e in state.entries.values() if e.role == PLANNER_ROLE), None)

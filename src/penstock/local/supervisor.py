@@ -23,7 +23,7 @@ from penstock.gpu_pool.reclaim import cut_drain_message
 from penstock.local import liveness, process_log
 from penstock.local.build import argv_of, environment_of, ports_for
 from penstock.local.held_sockets import HeldSockets
-from penstock.local.launcher import Ended, Launcher
+from penstock.local.launcher import ExitedProcess, Launcher
 from penstock.local.observer import ProcessObserver
 from penstock.local.plan import (
     Drain,
@@ -78,7 +78,7 @@ class StatefileRecord:
         self._edit(lambda state: replace(state, arbiter=replace(state.arbiter, stopping=True)))
 
     def claim_start(self, name: str) -> ProcessEntry | None:
-        """Write ``starting`` with its ports and return the entry; None if it has been withdrawn since."""
+        """Write ``starting`` with its ports and return the entry; None if it has been removed since."""
         entries = self.state.entries
         if name in entries:
             ports = ports_for(entries[name], entries.values())
@@ -88,7 +88,7 @@ class StatefileRecord:
         return entry if entry is not None and entry.is_replica else None
 
     def started(self, name: str, process: ProcessId) -> None:
-        """Write which process serves an entry, even one withdrawn since; a file that is locked gets it at the next look.
+        """Write which process serves an entry, even one removed since; a file that is locked gets it at the next look.
 
         Until then a successor would end the process as an unrecorded one.
         """
@@ -103,7 +103,7 @@ class StatefileRecord:
             self._keep((*self._pending, edit), exc)
 
     def change(self, name: str, **fields: Any) -> None:
-        """Write fields of an entry, unless it has been withdrawn since."""
+        """Write fields of an entry, unless it has been removed since."""
 
         def edit(state: StateFile) -> StateFile:
             entry = state.entries.get(name)
@@ -118,7 +118,7 @@ class StatefileRecord:
         self.change(name, state=EntryState.STARTING, pid=None, started=None, restarts=restarts, reason=reason)
 
     def switched(self, name: str) -> None:
-        """Write the role that a worker has drained for, unless it has been withdrawn since."""
+        """Write the role that a worker has drained for, unless it has been removed since."""
         self._edit(lambda state: switched(state, name))
 
     def cut(self, name: str) -> str:
@@ -314,7 +314,7 @@ class Supervisor:
             if ended.code != 0:
                 await asyncio.to_thread(drop_cache, self._cache_of(ended.name))
 
-    def _exit_reason(self, ended: Ended, known: ObservedProcess) -> str:
+    def _exit_reason(self, ended: ExitedProcess, known: ObservedProcess) -> str:
         if known.verdict is not None:
             how = known.verdict
         elif ended.code is None:
@@ -355,7 +355,7 @@ class Supervisor:
             case ProcessStep.BEGIN_DRAIN:
                 _log.info("draining", name=name)
                 self._observed[name] = replace(self._observed[name], drain=Drain(now_s))
-            case ProcessStep.TERMINATE | ProcessStep.CUT | ProcessStep.KILL:
+            case ProcessStep.TERMINATE | ProcessStep.CUT_DRAIN | ProcessStep.KILL:
                 self._end(action, now_s)
             case ProcessStep.SWITCH:
                 self._switch(name, now_s)
@@ -397,13 +397,13 @@ class Supervisor:
 
     def _end(self, action: ProcessAction, now_s: float) -> None:
         name, reason = action.name, action.reason
-        if action.step is ProcessStep.CUT:
+        if action.step is ProcessStep.CUT_DRAIN:
             self._observed[name] = replace(self._observed[name], is_cut=True)
             _log.warning("drain cut", name=name, reason=self._record.cut(name))
         if action.step is not ProcessStep.KILL:
             _log.info("terminating", name=name)
             if name in self._record.state.entries:
-                self._observer.let_go(self._record.state.entries[name])
+                self._observer.close_connections(self._record.state.entries[name])
             self._launcher.send(name, signal.SIGTERM)
             self._observed[name] = replace(self._observed[name], terminated_s=now_s)
         else:
@@ -418,7 +418,7 @@ class Supervisor:
         self._record.leaves(name, leaving)
         self._launcher.rename(name, leaving)
         if not known.is_leaving:
-            self._observer.let_go(self._record.state.entries[name])
+            self._observer.close_connections(self._record.state.entries[name])
             self._launcher.send(leaving, signal.SIGTERM)
         self._observed[leaving] = replace(known, terminated_s=now_s, fault=None, is_leaving=False)
         self._observed[name] = ObservedProcess()

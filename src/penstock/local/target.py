@@ -152,13 +152,13 @@ class LocalTarget:
                 outcome = self._update(change)
         except (ConfigError, ConflictError, NotFoundError) as exc:
             raise ClusterError(str(exc)) from exc
-        if outcome.added or outcome.withdrawn:
+        if outcome.added or outcome.removed:
             _log.info(
                 "pool scaled",
                 role=role.value,
                 replicas=replicas,
                 added=list(outcome.added),
-                withdrawn=list(outcome.withdrawn),
+                removed=list(outcome.removed),
                 decision_id=decision_id,
             )
         if outcome.refusal is not None:

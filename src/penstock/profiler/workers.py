@@ -96,8 +96,8 @@ async def end_leftover(directory: Path) -> None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         plain = json.loads(record.read_text(encoding="utf-8"))
         left = ProcessId(int(plain["pid"]), str(plain["started"]))
-        if resisting := await asyncio.to_thread(end, [left], grace_s=_GRACE_S):
-            log.warning("a worker of an earlier run does not end", pids=[each.pid for each in resisting])
+        if survivors := await asyncio.to_thread(end, [left], grace_s=_GRACE_S):
+            log.warning("a worker of an earlier run does not end", pids=[each.pid for each in survivors])
     await asyncio.to_thread(drop_cache, directory / CACHE)
     record.unlink(missing_ok=True)
 

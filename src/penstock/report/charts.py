@@ -28,7 +28,7 @@ from penstock.report.drawing import (
     blank_figure,
     columns,
     legend_above,
-    legend_beside,
+    legend_right,
     save_all,
     seconds_axis,
 )
@@ -89,7 +89,7 @@ def _over_time(report: RunReport, run: PlannerRun, picture: Picture) -> Figure:
             axes.axvspan(*span, color=YELLOW, alpha=0.15, linewidth=0, label=None if number else label)
         axes.set_xlim(begin_s, end_s)
         axes.grid(alpha=0.25)
-        legend_beside(axes)
+        legend_right(axes)
     panels[-1].set_xlabel("time (simulated s)")
     return figure
 
@@ -119,7 +119,7 @@ def _fleets(report: RunReport, found: Counterfactual) -> Figure:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)
-    legend_beside(axes)
+    legend_right(axes)
     return figure
 
 

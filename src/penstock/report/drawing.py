@@ -60,7 +60,7 @@ def columns(points: Sequence[tuple[float, float | None]]) -> tuple[Floats, Float
     return found[:, 0], found[:, 1]
 
 
-def legend_beside(axes: Axes) -> None:
+def legend_right(axes: Axes) -> None:
     """Put a legend to the right of the axes; does nothing if nothing drawn in the axes has a label."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:

@@ -71,9 +71,9 @@ def latencies(summary: Mapping[str, Any]) -> FigureTable:
 
     def cell(key: str, rank: str) -> str:
         value = latency[key][rank]
-        least_s = lag["resolution_s"] if key == "itl_s" and lag["is_itl_unresolved"] else 0.0
-        is_below_resolution = value is not None and rank != "mean" and value < least_s
-        return f"< {seconds(least_s)}" if is_below_resolution else seconds(value)
+        min_s = lag["resolution_s"] if key == "itl_s" and lag["is_itl_unresolved"] else 0.0
+        is_below_resolution = value is not None and rank != "mean" and value < min_s
+        return f"< {seconds(min_s)}" if is_below_resolution else seconds(value)
 
     rows = [
         (name, *(cell(key, rank) for rank in _RANKS), str(latency[key]["count"]))

@@ -22,7 +22,7 @@ from penstock.report.drawing import (
     blank_figure,
     legend_above,
     legend_below,
-    legend_beside,
+    legend_right,
     save_all,
     seconds_axis,
 )
@@ -124,7 +124,7 @@ def ttft_cdf(recordings: Mapping[str, Recording], *, slo_s: float) -> Figure:
     axes.set_ylabel("share of all requests at or below")
     axes.set_ylim(0, 1.02)
     axes.grid(alpha=0.25)
-    legend_beside(axes)
+    legend_right(axes)
     return figure
 
 
@@ -176,7 +176,7 @@ def replicas(recording: Recording, *, slo_s: float) -> Figure:
         axes.set_ylabel(name)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.25)
-        legend_beside(axes)
+        legend_right(axes)
     for axes in (top, middle):
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     return figure

@@ -259,7 +259,7 @@ OnFleet = Callable[[str], None]
 """Callback that receives the name of each fleet before its simulation starts."""
 
 
-MOST_FLEETS = 60
+MAX_FLEETS = 60
 """Maximum number of fixed fleets in a comparison. Chosen: a budget of 12 GPUs has up to 66, and most loads need 20 or 30."""
 
 
@@ -281,13 +281,13 @@ class _Comparison:
         reference: FleetOutcome,
         *,
         cached: float,
-        most_fleets: int,
+        max_fleets: int,
         on_fleet: OnFleet,
     ) -> None:
         self._traffic = traffic
         self._cached = cached
         self._on_fleet = on_fleet
-        self._most_fleets = most_fleets
+        self._max_fleets = max_fleets
         self.reference = reference
         self.affordable_gpus: int | None = None
         self.scaled: list[FleetOutcome] = []
@@ -335,7 +335,7 @@ class _Comparison:
             if is_enough and gpus != self.affordable_gpus:
                 continue
             for fleet in fleets:
-                if len(self.fixed) == self._most_fleets:
+                if len(self.fixed) == self._max_fleets:
                     self.is_complete = False
                     return
                 each = self._run(setting.name_of(fleet), FleetKind.FIXED, setting.with_fleet(fleet))
@@ -402,7 +402,7 @@ def compare(
     report: RunReport,
     graph: GraphDeployment,
     *,
-    most_fleets: int = MOST_FLEETS,
+    max_fleets: int = MAX_FLEETS,
     on_fleet: OnFleet | None = None,
 ) -> Counterfactual:
     """Simulate the traffic of a run with other fleets (numbers of replicas), and return their outcomes next to the actual run's.
@@ -410,7 +410,7 @@ def compare(
     Args:
         report: The recorded run.
         graph: Graph that served the run.
-        most_fleets: Maximum number of fixed fleets to simulate.
+        max_fleets: Maximum number of fixed fleets to simulate.
         on_fleet: Callback that receives the name of each fleet before its simulation; None calls nothing.
 
     Returns:
@@ -433,7 +433,7 @@ def compare(
         traffic,
         served,
         cached=_cached_fraction(report.load, traffic),
-        most_fleets=most_fleets,
+        max_fleets=max_fleets,
         on_fleet=on_fleet or (lambda _name: None),
     )
     notes = list(setting.notes)

@@ -300,7 +300,7 @@ class SimulatedEngine:
     def _begin(self, now_s: float) -> None:
         self._step = self.engine.begin_step(now_s)
         if self._step is not None:
-            self._ends = self.engine.foresee(self._step)
+            self._ends = self.engine.predict_end_times(self._step)
             self._first = 0
 
     def _skip(self, steps: int) -> None:

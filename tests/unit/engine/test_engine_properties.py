@@ -249,7 +249,7 @@ def run(engine, requests, *, is_skipping):
             now_s = max(now_s, min(due))
             continue
         if is_skipping:
-            ends = engine.foresee(step)
+            ends = engine.predict_end_times(step)
             next_s = waiting[0].arrival_s if waiting else float("inf")
             steps = sum(end_s < next_s for end_s in ends[:-1])
             if steps:
@@ -291,10 +291,10 @@ def test_decodes_are_foreseen_to_their_end_and_prompts_are_not():
     engine = make_engine(EngineRole.DECODE, 60, BatchLimits(40, 2, BLOCK), None)
     engine.add(EngineRequest("a", 8, 10, 0.0))
     prefill = engine.begin_step(0.0)
-    assert engine.foresee(prefill) == [prefill.end_s]
+    assert engine.predict_end_times(prefill) == [prefill.end_s]
 
     step = engine.begin_step(engine.finish_step(prefill).end_s)
-    ends = engine.foresee(step)
+    ends = engine.predict_end_times(step)
 
     assert len(ends) == 9
     assert engine.skip(step, ends, 8).end_s == ends[-1]

@@ -93,7 +93,7 @@ def request(name, prompt, *, outputs=1, **options):
 @pytest.fixture
 def timeline(make_timeline):
     """Make an engine that keeps a journal, of a few blocks of 4 tokens, on a timeline."""
-    return lambda blocks=8, budget=64: make_timeline(blocks=blocks, budget=budget, keeps_journal=True)
+    return lambda blocks=8, budget=64: make_timeline(blocks=blocks, budget=budget, records_cache_changes=True)
 
 
 def run(timeline, run_all, *requests):

@@ -132,7 +132,7 @@ async def test_a_drain_is_not_confirmed_while_the_frontend_lists_the_worker(dyna
     listed = {"instances": [{"component": "backend", "endpoint": "generate", "instance_id": WORKER}]}
     async with dynamo_at(answers(orjson.dumps(listed))) as adapter:
         assert await adapter.drain("g_decode", worker) is False
-    assert await adapter.drain("g_decode", worker) is NoAnswer.AWAY
+    assert await adapter.drain("g_decode", worker) is NoAnswer.NOT_LISTENING
 
 
 async def test_workers_are_shown_as_they_count_themselves(adapter, frontend, worker):

@@ -182,9 +182,9 @@ async def test_an_engine_whose_children_compute_is_no_fault_while_a_start_may_ta
 def test_processor_time_of_children_counts_and_that_of_the_leader_does_not(spawn, eventually):
     """An API server answers health checks for an engine core that hangs."""
     before = ProcessorTime(10.0, 1.0)
-    assert ProcessorTime(12.0, 1.04).is_work_since(before)
-    assert not ProcessorTime(12.0, 1.03).is_work_since(before)
-    assert not ProcessorTime(10.0, 1.0).is_work_since(before)
+    assert ProcessorTime(12.0, 1.04).has_run_since(before)
+    assert not ProcessorTime(12.0, 1.03).has_run_since(before)
+    assert not ProcessorTime(10.0, 1.0).has_run_since(before)
     parent, alone = spawn("import os\nos.fork()\nwhile True: pass"), spawn("while True: pass")
     eventually(lambda: computed_by_children(identify(parent.pid)).cpu_s > 0.0)
     eventually(lambda: psutil.Process(alone.pid).cpu_times().user > 0.0)

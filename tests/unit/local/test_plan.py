@@ -280,12 +280,12 @@ BUSY = ObservedProcess(pid=1, drain=Drain(NOW - 20, acknowledged=True, idle=Fals
 @pytest.mark.parametrize(
     ("reclaim_s", "grant", "observed", "step"),
     [
-        (200.0, 1, BUSY, ProcessStep.CUT),
+        (200.0, 1, BUSY, ProcessStep.CUT_DRAIN),
         (201.0, 1, BUSY, None),
         (200.0, 2, BUSY, None),
         (None, 1, BUSY, None),
         (0.0, 1, replace(BUSY, drain=Drain(NOW, acknowledged=True)), None),
-        (200.0, 1, replace(BUSY, drain=Drain(NOW - 20)), ProcessStep.CUT),
+        (200.0, 1, replace(BUSY, drain=Drain(NOW - 20)), ProcessStep.CUT_DRAIN),
         (200.0, 1, replace(BUSY, drain=Drain(NOW - 20, acknowledged=True, idle=True)), ProcessStep.TERMINATE),
         (
             200.0,

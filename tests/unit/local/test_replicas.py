@@ -15,10 +15,10 @@ from penstock.local.statefile import (
     StateFile,
     allocate,
     choose_victim,
+    remove_replica,
     replicas_of,
     retire,
     scale,
-    withdraw,
 )
 from penstock.local.store import StateStore
 from penstock.local.target import LocalTarget, target_state
@@ -60,14 +60,14 @@ def test_the_victim_is_the_one_whose_removal_costs_least(pool, states, loads, vi
 def test_scaling_down_marks_a_serving_replica_draining_and_keeps_its_gpus(pool):
     """The GPUs stay taken until the process has ended."""
     outcome = scale(pool(base="ready", _1="ready"), "decode", 1, {})
-    assert outcome.withdrawn == ("n_decode_1",)
+    assert outcome.removed == ("n_decode_1",)
     assert outcome.state.entries["n_decode_1"].state is EntryState.DRAINING
     assert outcome.state.gpus_in_use() == {0, 1}
 
 
 def test_a_requested_replica_without_a_process_goes_at_once(pool):
     """Withdrawing what has not begun frees its GPUs immediately."""
-    state = withdraw(pool(base="ready", _1="requested"), "n_decode_1")
+    state = remove_replica(pool(base="ready", _1="requested"), "n_decode_1")
     assert list(state.entries) == ["n_decode"]
 
 

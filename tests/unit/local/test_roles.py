@@ -87,7 +87,7 @@ def test_a_switch_that_is_taken_back_is_a_drain(fleet):
     draining = switch(fleet, "decode", "prefill", {"decode": 2, "prefill": 2}, {"n_decode_2": 0.0}).state
     outcome = scale(draining, "prefill", 1, {})
     entry = outcome.state.entries["n_decode_2"]
-    assert (outcome.withdrawn, entry.state, entry.takes) == (("n_decode_2",), EntryState.DRAINING, None)
+    assert (outcome.removed, entry.state, entry.takes) == (("n_decode_2",), EntryState.DRAINING, None)
     assert switched(outcome.state, "n_decode_2") == outcome.state
     assert target_state(outcome.state).pools[D].draining == 1
 

@@ -14,7 +14,7 @@ from states import Disk
 from penstock.core.local_state import EntryState
 from penstock.local import plan, process_log
 from penstock.local import supervisor as supervisor_module
-from penstock.local.launcher import Ended
+from penstock.local.launcher import ExitedProcess
 from penstock.local.plan import ObservedProcess, ProcessAction, ProcessStep
 from penstock.local.pool import PoolFile, PoolMember, PoolStore
 from penstock.local.render import render
@@ -73,7 +73,7 @@ def test_a_process_that_ends_by_itself_is_quoted_whatever_its_code(store, tmp_pa
     process_log.log_path(str(tmp_path), "n_decode").write_text("no model given\n")
     state = replace(state, arbiter=replace(state.arbiter, log_dir=str(tmp_path)))
     supervisor = Supervisor(store, Unkillable(), state)
-    assert supervisor._exit_reason(Ended("n_decode", 7, code), ObservedProcess(pid=7)) == reason
+    assert supervisor._exit_reason(ExitedProcess("n_decode", 7, code), ObservedProcess(pid=7)) == reason
 
 
 @pytest.mark.parametrize(("code", "is_kept"), [(0, True), (-signal.SIGKILL, False), (None, False)])
@@ -82,7 +82,7 @@ async def test_what_an_engine_compiled_is_dropped_unless_it_ended_by_itself(
 ):
     """A file torn by a kill would end each of its successors."""
     launcher = Unkillable()
-    monkeypatch.setattr(launcher, "reap", lambda: [Ended("n_decode", 7, code)])
+    monkeypatch.setattr(launcher, "reap", lambda: [ExitedProcess("n_decode", 7, code)])
     monkeypatch.setattr(launcher, "forget", lambda _name: asyncio.sleep(0), raising=False)
     supervisor = Supervisor(store, launcher, store.read())
     supervisor.adopt()
@@ -102,7 +102,7 @@ def test_of_an_adopted_process_errors_since_then_are_quoted_alone(store, tmp_pat
     state = replace(state, arbiter=replace(state.arbiter, log_dir=str(tmp_path)))
     supervisor = Supervisor(store, Unkillable(), state)
     supervisor.adopt()
-    ended, unknown = Ended("n_decode", 7, None), "ended; its exit code is unknown"
+    ended, unknown = ExitedProcess("n_decode", 7, None), "ended; its exit code is unknown"
     with log.open("a") as file:
         file.write("worker ready\n")
         file.flush()
@@ -134,7 +134,7 @@ async def test_a_drain_that_the_pool_cuts_is_ended_and_told(store, state_of, ent
     launcher = Unkillable()
     supervisor = Supervisor(store, launcher, state)
     supervisor.adopt()
-    await supervisor._act(ProcessAction(ProcessStep.CUT, "n_decode"), time.monotonic())
+    await supervisor._act(ProcessAction(ProcessStep.CUT_DRAIN, "n_decode"), time.monotonic())
     assert supervisor._observed["n_decode"].is_cut
     assert launcher.sent == [("n_decode", signal.SIGTERM)]
     said = "n_decode has drained for 30 s, the pool's reclaim.graceSeconds, and is terminated; its streams are resumed on another worker or lost"

@@ -13,7 +13,7 @@ from penstock.core.backoff import Backoff
 from penstock.core.local_state import EntryState
 from penstock.local import arbiter, liveness, plan
 from penstock.local import supervisor as supervisor_module
-from penstock.local.launcher import Ended
+from penstock.local.launcher import ExitedProcess
 from penstock.local.statefile import ProcessId, StateFile, scale, switch
 from penstock.local.store import StateStore
 from penstock.local.supervisor import Supervisor
@@ -107,7 +107,7 @@ class Launcher:
         gone = [(name, one) for name, one in self._processes.items() if not self._machine.group(one)]
         for name, _ in gone:
             del self._processes[name]
-        return [Ended(name, one.pid, None) for name, one in gone]
+        return [ExitedProcess(name, one.pid, None) for name, one in gone]
 
     async def forget(self, name):
         """There is no watcher to remove."""
@@ -122,7 +122,7 @@ class Observer:
     def forget(self, name):
         """Nothing is remembered."""
 
-    def let_go(self, entry):
+    def close_connections(self, entry):
         """There are no connections."""
 
     def probe(self, state):

@@ -25,7 +25,7 @@ from penstock.core.local_state import EntryState
 from penstock.local.build import PoolPlace, UpOptions
 from penstock.local.down import choose_namespace, down, recover
 from penstock.local.liveness import ARBITER_MODULE, MARK_VARIABLE, identify
-from penstock.local.starts import recorded_starts, starter_of, starting
+from penstock.local.starts import recorded_starts, starting, starting_process
 from penstock.local.store import StateStore, make_endpoints
 from penstock.local.up import _wait_ready, kept_file, prepare, ready_timeout_s, up
 from penstock.runtimes import build as runtimes_build
@@ -232,7 +232,7 @@ async def test_a_graph_that_is_being_started_is_not_started_twice(manifest, spaw
     up_process.wait()
     assert recorded_starts() == ["tiny"]
     with starting(["tiny"]):
-        assert starter_of("tiny") == identify(os.getpid())
+        assert starting_process("tiny") == identify(os.getpid())
     assert recorded_starts() == []
 
 

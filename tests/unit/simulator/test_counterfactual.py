@@ -191,7 +191,7 @@ def test_a_distorted_run_is_not_what_others_are_held_against():
 
 def test_the_work_is_bounded_and_says_so():
     """One fixed fleet, too small, and a note that it was not all; the oracle is there all the same."""
-    found = compare(report_of(results_of(30)), GRAPH, most_fleets=1)
+    found = compare(report_of(results_of(30)), GRAPH, max_fleets=1)
 
     assert any(note.startswith("the search ended after 1 fixed fleets") for note in found.notes)
     assert not found.is_complete
@@ -203,7 +203,7 @@ def test_an_oracle_costs_no_more_than_what_was_served_as_well():
     """The run held next to nothing, less than any simulated fleet can: the oracle is said to do what it did."""
     run = planner_run(mode=Mode.ADAPTIVE, max_gpu_budget=2)
 
-    found = compare(report_of(results_of(20), run, 0.001), GRAPH, most_fleets=1)
+    found = compare(report_of(results_of(20), run, 0.001), GRAPH, max_fleets=1)
 
     oracle = found.outcomes[-1]
     assert (oracle.name, oracle.gpu_hours, oracle.source) == ("oracle", 0.001, "measured")
@@ -214,7 +214,7 @@ def test_the_same_run_gives_the_same_comparison():
     """Nothing depends on the machine or on how long it takes."""
     report = report_of(results_of(40, late=2))
 
-    first, second = (compare(report, GRAPH, most_fleets=2) for _ in range(2))
+    first, second = (compare(report, GRAPH, max_fleets=2) for _ in range(2))
 
     assert first == second
 

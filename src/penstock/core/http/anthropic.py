@@ -39,7 +39,7 @@ def anthropic_error(status: int, body: bytes) -> bytes:
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}})
 
 
-def in_form_of(path: str, status: int, body: bytes) -> bytes:
+def error_body_for(path: str, status: int, body: bytes) -> bytes:
     """Return an error body in the form that clients of ``path`` expect: Anthropic's, or OpenAI's unchanged.
 
     Args:

@@ -308,7 +308,7 @@ class ConnectionPool:
         late_s = self._lag.late_s()
         self.lag_s += late_s
         for connection in self._open:
-            connection.forgive(late_s)
+            connection.extend_deadlines(late_s)
         return late_s
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:

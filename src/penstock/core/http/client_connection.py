@@ -114,7 +114,7 @@ class ClientConnection(asyncio.Protocol):
         origin: Origin,
         loop: asyncio.AbstractEventLoop,
         on_free: Callable[[ClientConnection], None],
-        on_gone: Callable[[ClientConnection], None],
+        on_closed: Callable[[ClientConnection], None],
     ) -> None:
         """Prepare; the event loop opens the connection.
 
@@ -122,11 +122,11 @@ class ClientConnection(asyncio.Protocol):
             origin: Host, port and scheme of the upstream.
             loop: The event loop.
             on_free: Called when the connection can be used for the next request.
-            on_gone: Called when the connection is closed.
+            on_closed: Called when the connection is closed.
         """
         self._loop = loop
         self._on_free = on_free
-        self._on_gone = on_gone
+        self._on_closed = on_closed
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
         self.on_body = self._parts.append  # what the parser calls, so that a chunk costs no Python frame
@@ -245,7 +245,7 @@ class ClientConnection(asyncio.Protocol):
         self._discarded = True
         if self._transport is not None:
             self._transport.abort()
-        self._on_gone(self)
+        self._on_closed(self)
 
     def cut(self, reason: str) -> None:
         """Fail the current request, if any, with ``reason``, and close the socket."""
@@ -256,7 +256,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def forgive(self, lag_s: float) -> None:
+    def extend_deadlines(self, lag_s: float) -> None:
         """Extend the timeouts by ``lag_s`` seconds for which this process's event loop was blocked."""
         self._sent_s += lag_s
         self._touched_s += lag_s
@@ -359,7 +359,7 @@ class ClientConnection(asyncio.Protocol):
         """Complete a response that ends with the connection; any other response in progress fails."""
         response, self._transport = self._response, None
         self._parser = None  # break the reference cycle
-        self._on_gone(self)
+        self._on_closed(self)
         if response is None:
             return
         if exc is None and self._until_close and self._head_done:

@@ -15,7 +15,7 @@ log = get_logger(__name__)
 _SPARE_FILES = 64
 """Number of file descriptors reserved for other uses. Chosen: logs, ledgers, pipes, probes and scrapes of one
 process."""
-LINGERING: Final = 128
+MAX_LINGERING: Final = 128
 """Maximum number of connections at a time that are rejected with a response and read until the client has received
 it. Chosen: each needs an open file for seconds; further ones are aborted without a response."""
 
@@ -85,7 +85,7 @@ class ServerLimits:
         if soft == resource.RLIM_INFINITY:
             return self.max_connections
         places = (
-            soft - _open_files() - _SPARE_FILES - LINGERING
+            soft - _open_files() - _SPARE_FILES - MAX_LINGERING
         ) // self.files_per_connection - self.reserve_connections
         bound = max(1, min(self.max_connections, places))
         if bound < self.max_connections:

@@ -68,7 +68,7 @@ _BODYLESS = frozenset({204, 304})
 _BREAKS = b"\r\n\0"
 
 # State of a response, which determines how body bytes are sent.
-_NOT_STARTED, _CHUNKED, _UNTIL_CLOSE, _MUTE, _OVER = range(5)
+_NOT_STARTED, _CHUNKED, _UNTIL_CLOSE, _NO_BODY, _OVER = range(5)
 
 
 class Request:
@@ -219,7 +219,7 @@ class Responder:
         else:
             framing = b"transfer-encoding: chunked\r\n"
             head, mode = self._head(status, content_type, headers, framing), _CHUNKED
-        self._mode = _MUTE if self._head_only else mode
+        self._mode = _NO_BODY if self._head_only else mode
         self._transport.write(head)
 
     def write(self, data: bytes) -> None:

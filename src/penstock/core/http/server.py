@@ -178,7 +178,7 @@ class HttpServer:
         shared = self._shared
         late_s = self._lag.late_s()
         for connection in shared.connections:
-            connection.forgive(late_s)
+            connection.extend_deadlines(late_s)
         if shared.closing_since_s is not None:
             shared.closing_since_s += late_s
         if shared.draining_since_s is not None:

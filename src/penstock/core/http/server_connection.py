@@ -14,7 +14,7 @@ from typing import cast
 
 from penstock.core.errors import ClientDisconnected, PenstockError
 from penstock.core.http.intake import Intake, IntakeRefusal
-from penstock.core.http.limits import LINGERING, ServerLimits
+from penstock.core.http.limits import MAX_LINGERING, ServerLimits
 from penstock.core.http.messages import Request, Responder
 from penstock.core.http.request_reader import ReaderPhase, RequestReader
 from penstock.core.logs import get_logger
@@ -129,7 +129,7 @@ class ServerConnection(asyncio.Protocol):
         over = len(shared.connections) - shared.bound
         self._is_reserve = over > 0
         beyond = over - shared.limits.reserve_connections
-        if beyond > LINGERING:
+        if beyond > MAX_LINGERING:
             shared.refused += 1
             transport.abort()
         elif beyond > 0:
@@ -338,7 +338,7 @@ class ServerConnection(asyncio.Protocol):
         if transport.can_write_eof():
             transport.write_eof()
 
-    def forgive(self, lag_s: float) -> None:
+    def extend_deadlines(self, lag_s: float) -> None:
         """Extend the timeouts by ``lag_s`` seconds for which this process's event loop was blocked."""
         self._since_s += lag_s
         self._read_s += lag_s

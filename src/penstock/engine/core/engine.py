@@ -38,7 +38,7 @@ class EngineSettings:
         limits: Limits of one step.
         lease: Durations of the leases, the times for which it keeps blocks of a prompt for other workers to read.
         link: Bandwidth and latency of its incoming KV link.
-        keeps_journal: Whether changes of the cache are recorded for `Engine.take_kv_facts`.
+        records_cache_changes: Whether changes of the cache are recorded for `Engine.take_kv_facts`.
         preemption: Limits of preemption by tier, which requires ``limits.by_priority``; None means vLLM's own
             preemption.
         ranks: Number of GPUs that share each block (tensor parallelism), at least 1; each rank has a part of every
@@ -51,7 +51,7 @@ class EngineSettings:
     limits: BatchLimits = field(default_factory=BatchLimits)
     lease: LeaseTerms = field(default_factory=LeaseTerms)
     link: LinkTerms = field(default_factory=LinkTerms)
-    keeps_journal: bool = False
+    records_cache_changes: bool = False
     preemption: PreemptionTerms | None = None
     ranks: int = 1
 
@@ -144,7 +144,7 @@ class Engine:
         self.settings = settings
         self.counters = EngineCounters()
         self._latency = latency
-        self._journal = KvJournal(settings.limits.block_size) if settings.keeps_journal else None
+        self._journal = KvJournal(settings.limits.block_size) if settings.records_cache_changes else None
         self.pool = BlockPool(settings.num_blocks, self._journal)
         terms, self._tiered = settings.preemption, None
         if terms is not None:
@@ -274,7 +274,7 @@ class Engine:
             if not batch.preempted:
                 return None
 
-    def foresee(self, step: EngineStep) -> list[float]:
+    def predict_end_times(self, step: EngineStep) -> list[float]:
         """Return the end of the running step, and the ends of the following steps as long as requests only decode.
 
         The list becomes invalid if a request is added or aborted, or if leases change. It ends with the first step
@@ -301,7 +301,7 @@ class Engine:
 
         Args:
             step: The running step.
-            ends: Result of `foresee`.
+            ends: Result of `predict_end_times`.
             steps: Number of steps to complete, less than the length of ``ends``.
         """
         batch = step.batch.decode_batch

@@ -277,7 +277,7 @@ def resolve(flags: ServeFlags) -> ServeSettings:
         limits=limits,
         lease=LeaseTerms(extra.kv_lease_duration, extra.decoder_kv_blocks_ttl),
         link=LinkTerms(flags.link_latency_ms / 1000, flags.link_gigabytes_per_s * 1e9),
-        keeps_journal=kv_events.is_on,
+        records_cache_changes=kv_events.is_on,
         preemption=preemption,
         ranks=profile.tensor_parallel,
     )

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from penstock.core.errors import ClientDisconnected, NotFoundError
-from penstock.core.http.anthropic import in_form_of
+from penstock.core.http.anthropic import error_body_for
 from penstock.core.http.content_encoding import GZIP, MalformedBodyError, gunzip
 from penstock.core.http.intake import Intake
 from penstock.core.http.messages import REQUEST_ID, Headers, request_id
@@ -550,7 +550,7 @@ class RouterApp:
 def _refuse(path: str, refusal: RequestRefused, responder: Responder, headers: Headers) -> None:
     if responder.closed:
         return  # an early head was sent: the handler has ended the stream in this error
-    body = in_form_of(path, refusal.status, refusal.body)
+    body = error_body_for(path, refusal.status, refusal.body)
     responder.send(refusal.status, body, headers=(*headers, *refusal.headers))
 
 

@@ -20,7 +20,7 @@ from penstock.core.errors import (
     StreamMoved,
     UpstreamError,
 )
-from penstock.core.http.anthropic import in_form_of
+from penstock.core.http.anthropic import error_body_for
 from penstock.core.http.messages import EVENT_STREAM, JSON
 from penstock.core.http.streaming import Observe, relay
 from penstock.core.logs import get_logger
@@ -519,7 +519,7 @@ class CompletionHandler:
             expected_real_s = None if expected_s is None else self._clock.to_real_s(expected_s)
             wait = retry_after(expected_real_s, floor_s=self.retry_after_s, is_rate=response.is_rate)
         headers = call.headers if wait is None else (*call.headers, (b"retry-after", wait))
-        body = in_form_of(call.request.path, response.status, response.body)
+        body = error_body_for(call.request.path, response.status, response.body)
         call.responder.send(response.status, body, headers=headers)
 
 

@@ -36,7 +36,7 @@ log = get_logger(__name__)
 
 _REFRESH_REAL_S: Final = 30.0
 """Chosen: interval at which the planner's state is read while no page is open; one call of the API server."""
-_LEAST_REAL_S: Final = 0.1
+_MIN_REAL_S: Final = 0.1
 """Minimum interval between two snapshots of the history, in real seconds, for large time factors."""
 _SHOWN_WORKERS: Final = 64
 """Chosen: maximum number of workers that fit on the page; workers that are not ready come first, and the others are counted."""
@@ -88,7 +88,7 @@ class LivePage:
                     await self._refresh()
             except Exception:  # root of the task: one bad mark must not be the last
                 log.exception("live page not kept current")
-            await asyncio.sleep(max(_LEAST_REAL_S, clock.to_real_s(STEP_S)))
+            await asyncio.sleep(max(_MIN_REAL_S, clock.to_real_s(STEP_S)))
 
     def speeds(self, now_s: float) -> tuple[dict[str, WorkerSpeed], dict[str, str]]:
         """Return each worker's speed over the last minute, and a text about each slow worker; both by worker name.

@@ -264,7 +264,7 @@ async def test_the_reserve_is_bounded_and_the_loss_is_logged(serve_vital, connec
 
 async def test_those_who_are_turned_away_hold_few_open_files(serve, connect, until, monkeypatch):
     """A flood of connections, each of which holds one until it has read its refusal, must not use up all."""
-    monkeypatch.setattr(server_connection, "LINGERING", 2)
+    monkeypatch.setattr(server_connection, "MAX_LINGERING", 2)
     server = await serve(answer, max_connections=1, reserve_connections=0)
     clients = [await connect(server) for _ in range(8)]
     await until(lambda: server.connections == 3)

@@ -20,7 +20,7 @@ WAIT_S: Final = 20.0
 _POLL_S: Final = 0.1
 
 
-class Beginning:
+class StartMarker:
     """Whether this process is about to start a graph; closed once others can find the start by its graph's name."""
 
     def __init__(self) -> None:

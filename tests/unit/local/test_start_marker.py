@@ -6,14 +6,14 @@ import threading
 from click.testing import CliRunner
 
 from penstock.cli.main import cli
-from penstock.local import beginning
-from penstock.local.beginning import Beginning
+from penstock.local import start_marker
 from penstock.local.down import await_start
+from penstock.local.start_marker import StartMarker
 from penstock.local.starts import starting
 
 BEGIN = """
-from penstock.local.beginning import Beginning
-held = Beginning()
+from penstock.local.start_marker import StartMarker
+held = StartMarker()
 print("there", flush=True)
 input()
 """
@@ -32,10 +32,10 @@ def test_down_waits_for_an_up_that_has_not_named_its_graph_yet(spawn, state_fold
             up.wait()
         return False
 
-    beginning.wait(until)
+    start_marker.wait(until)
     assert len(looks) >= 3
     with starting(["tiny"]):
-        held = Beginning()
+        held = StartMarker()
         await_start(None)  # returns at once: the start is known
         await_start("tiny")
         waiting = threading.Thread(target=await_start, args=("other",))
@@ -51,7 +51,7 @@ def test_an_up_that_ended_or_was_killed_is_not_waited_for(spawn, state_folder):
     assert up.stdout.readline() == b"there\n"
     up.kill()
     up.wait()
-    beginning.wait(lambda: False)
+    start_marker.wait(lambda: False)
     assert list(state_folder.iterdir()) == []
 
 
@@ -65,14 +65,14 @@ def test_down_finds_no_beginning_without_a_state_folder(state_folder):
 def test_the_command_line_begins_before_it_imports_up(state_folder, monkeypatch, tmp_path):
     """Whatever it then refuses, it has let go at its end."""
     held = []
-    real = beginning.Beginning.__init__
+    real = start_marker.StartMarker.__init__
 
     def begin(self):
         real(self)
-        held.append(beginning._one_begins())
+        held.append(start_marker._one_begins())
 
-    monkeypatch.setattr(beginning.Beginning, "__init__", begin)
+    monkeypatch.setattr(start_marker.StartMarker, "__init__", begin)
     missing = tmp_path / "none.yaml"
     assert CliRunner().invoke(cli, ["up", os.fspath(missing)]).exit_code != 0
     assert held == [True]
-    assert not beginning._one_begins()
+    assert not start_marker._one_begins()

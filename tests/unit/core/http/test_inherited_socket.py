@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
-from penstock.core.http.given_socket import given_socket
+from penstock.core.http.inherited_socket import socket_from_environment
 from penstock.local import exec_child
 
 TAKE = """
 import os, sys
 from penstock.core.errors import ConfigError
-from penstock.core.http.given_socket import given_socket
+from penstock.core.http.inherited_socket import socket_from_environment
 try:
-    given = given_socket(os.environ, int(sys.argv[1]))
+    given = socket_from_environment(os.environ, int(sys.argv[1]))
 except ConfigError as exc:
     sys.exit(str(exc))
 if given is None:
@@ -64,5 +64,5 @@ def test_what_cannot_be_used_is_refused_with_the_remedy(tmp_path, listening, cas
 
 def test_a_socket_for_another_process_is_left_alone(listening):
     """The variables are inherited by the children of the process that they were meant for."""
-    assert given_socket({"LISTEN_FDS": "1", "LISTEN_PID": str(os.getppid())}, 80) is None
-    assert given_socket({}, 80) is None
+    assert socket_from_environment({"LISTEN_FDS": "1", "LISTEN_PID": str(os.getppid())}, 80) is None
+    assert socket_from_environment({}, 80) is None

@@ -19,7 +19,7 @@ COUNT_VARIABLE: Final = "LISTEN_FDS"
 PID_VARIABLE: Final = "LISTEN_PID"
 
 
-def given_socket(environment: Mapping[str, str], port: int) -> socket.socket | None:
+def socket_from_environment(environment: Mapping[str, str], port: int) -> socket.socket | None:
     """Return the listening socket that was passed to this process for ``port``; None if none was passed.
 
     Args:

@@ -14,7 +14,7 @@ from penstock.local.status import LocalGraphStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ProcessProblem:
     """One thing that is wrong, and what to do.
 
     Attributes:
@@ -26,7 +26,7 @@ class Trouble:
     is_broken: bool = True
 
 
-def troubles(status: LocalGraphStatus) -> Iterator[Trouble]:
+def process_problems(status: LocalGraphStatus) -> Iterator[ProcessProblem]:
     """Yield what is wrong, the worst first."""
     planner = status.planner
     silent_s = None if planner is None else planner.silent_real_s
@@ -37,10 +37,10 @@ def troubles(status: LocalGraphStatus) -> Iterator[Trouble]:
     else:
         remedy = f"check planner.metrics; penstock planner explain --log-dir {status.planner_log_dir}"
     for fault in planner_faults(status.full_disks, silent_s, () if planner is None else planner.problems):
-        yield Trouble(fault, remedy)
+        yield ProcessProblem(fault, remedy)
     if status.kv_transfers is not None and (doubled := status.kv_transfers.problem()):
-        yield Trouble(doubled, REMEDY)
+        yield ProcessProblem(doubled, REMEDY)
     for process in status.processes:
         if process.slow is not None:
             remedy = f"tail {status.log_dir}/{process.name}.log; nvidia-smi; top"
-            yield Trouble(slow_worker(process.name, process.slow), remedy, is_broken=False)
+            yield ProcessProblem(slow_worker(process.name, process.slow), remedy, is_broken=False)
