@@ -33,23 +33,23 @@ from penstock_planner.decide.decision import (
     Step,
 )
 from penstock_planner.decide.demand.observation import Pull, Window
-from penstock_planner.decide.rule import Facts, Proposals, Rule
+from penstock_planner.decide.rule import Facts, Proposals, Rule, each_role
 from penstock_planner.decide.schedule import Schedule, in_force
 from penstock_planner.decide.state import PlannerState, learned_by
 
 RULES: Final[tuple[Rule, ...]] = (
-    Rule("scheduled_most", (Reason.ABOVE_SCHEDULE,), schedule.keep_ceilings),
+    Rule("scheduled_most", (Reason.ABOVE_SCHEDULE,), each_role(schedule.keep_ceiling)),
     Rule("pool", (), pool.bid),
-    Rule("backoff", (Reason.WITHDRAWAL_BACKOFF,), backoff.hold_after_failure),
+    Rule("backoff", (Reason.WITHDRAWAL_BACKOFF,), each_role(backoff.hold_after_failure)),
     Rule("owner", (Reason.SCALED_BY_OTHER,), owner.leave_to_writers),
-    Rule("max_step", (), pace.limit_step),
+    Rule("max_step", (), each_role(pace.limit_step)),
     Rule("switch", (Reason.ROLE_SWITCH,), switch.switch),
     Rule("total_floor", (Reason.BELOW_TOTAL_FLOOR,), total_floor.raise_to_total_floor, binds_switch=False),
     Rule("rebalance", (), rebalance.end_rebalance, binds_switch=False),
     Rule("pool", (Reason.ABOVE_BUDGET, Reason.GPU_BUDGET), pool.keep_grant, binds_switch=False),
     Rule("yield", (Reason.SPARE_CAPACITY,), trial_yield.reclaim_trial_replica, binds_switch=False),
-    Rule("floor", (Reason.AT_FLOOR,), replicas.keep_floor, binds_switch=False),
-    Rule("max_replicas", (Reason.AT_MAX_REPLICAS,), replicas.keep_ceiling, binds_switch=False),
+    Rule("floor", (Reason.AT_FLOOR,), each_role(replicas.keep_floor), binds_switch=False),
+    Rule("max_replicas", (Reason.AT_MAX_REPLICAS,), each_role(replicas.keep_ceiling), binds_switch=False),
     Rule(
         "gpu_budget",
         (Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED),
@@ -59,7 +59,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule("total_floor", (Reason.AT_TOTAL_FLOOR,), total_floor.hold_above_total_floor, binds_switch=False),
     Rule("rebalance", (), rebalance.update_reservations, binds_switch=False),
     Rule("again", (), pace.decide_soon),
-    Rule("schedule", (), schedule.note),
+    Rule("schedule", (), each_role(schedule.note)),
 )
 """Rules that are applied to every policy's proposal, in order. docs/planner.md has the same table."""
 

@@ -84,6 +84,15 @@ Apply = Callable[[Proposals, Facts], Proposals]
 """Function of a rule: takes the proposals and the facts, and returns the proposals after the rule."""
 
 
+def each_role(change: Callable[[RoleProposal, Facts], RoleProposal]) -> Apply:
+    """Return the function of a rule that changes the proposal of each role by itself, without a look at the others."""
+
+    def apply(proposals: Proposals, facts: Facts) -> Proposals:
+        return proposals.with_roles([change(each, facts) for each in proposals.roles])
+
+    return apply
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One rule that is applied to every policy's proposals.

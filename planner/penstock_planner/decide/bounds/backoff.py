@@ -13,20 +13,18 @@ from penstock_planner.decide.bounds.owner import cede_decisions
 from penstock_planner.decide.config import MAX_BACKOFF_INTERVALS, DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step, count_of
 from penstock_planner.decide.demand.observation import PoolCounts
-from penstock_planner.decide.rule import Facts, Proposals
+from penstock_planner.decide.rule import Facts
 from penstock_planner.decide.state import RoleState
 
 
-def hold_after_failure(proposals: Proposals, facts: Facts) -> Proposals:
-    """Return the proposals without the scale-ups of roles that must wait because their last scale-up failed.
-
-    Such a role waits for a number of decisions (its back-off), which grows with consecutive failures.
+def hold_after_failure(proposal: RoleProposal, facts: Facts) -> RoleProposal:
+    """Return the proposal, held back if it is a scale-up and the last scale-up of the role failed too recently, see `back_off`.
 
     Args:
-        proposals: Proposed changes of all roles.
+        proposal: Proposed change of one role.
         facts: What the rules read: replica counts, the state of each role and the configuration.
     """
-    return proposals.with_roles([back_off(each, facts.roles[each.role]) for each in proposals.roles])
+    return back_off(proposal, facts.roles[proposal.role])
 
 
 def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:

@@ -31,10 +31,12 @@ def leave_to_writers(proposals: Proposals, facts: Facts) -> Proposals:
         each.role for each in proposals.roles if is_ceded(each.role, facts.roles[each.role], facts.config)
     }
     return proposals.with_roles(
-        _held(each, facts.roles[each.role], left)
-        if each.role in left or (left and each.reason is Reason.IDLE)
-        else each
-        for each in proposals.roles
+        [
+            _held(each, facts.roles[each.role], left)
+            if each.role in left or (left and each.reason is Reason.IDLE)
+            else each
+            for each in proposals.roles
+        ]
     )
 
 

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, RoleProposal, Step
 from penstock_planner.decide.rule import Facts, Proposals
 
 
-def limit_step(proposals: Proposals, facts: Facts) -> Proposals:
-    """Return the proposals with each change reduced to ``maxStep`` replicas, the configured maximum per decision.
+def limit_step(proposal: RoleProposal, facts: Facts) -> RoleProposal:
+    """Return the proposal with its change reduced to ``maxStep`` replicas, the configured maximum per decision.
 
-    Returns the proposals unchanged if there is no maximum.
+    Returns the proposal unchanged if there is no maximum.
 
     Args:
-        proposals: Proposed changes of all roles.
+        proposal: Proposed change of one role.
         facts: What the rules read: replica counts, the state of each role and the configuration.
     """
-    return proposals.with_roles(_stepped(each, facts.config) for each in proposals.roles)
-
-
-def _stepped(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
+    config = facts.config
     if config.max_step is None or proposal.action is Action.HOLD or proposal.amount <= config.max_step:
         return proposal
     outcome = f"limited to {config.max_step}"

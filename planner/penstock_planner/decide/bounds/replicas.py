@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_planner.decide.config import DecideConfig
 from penstock_planner.decide.decision import Action, Reason, RoleProposal, Step
-from penstock_planner.decide.rule import Facts, Proposals
+from penstock_planner.decide.rule import Facts
 
 
-def keep_floor(proposals: Proposals, facts: Facts) -> Proposals:
-    """Return the proposals with each scale-down below the role's minimum number of replicas held back or reduced.
+def keep_floor(proposal: RoleProposal, facts: Facts) -> RoleProposal:
+    """Return the proposal, held back or reduced if it is a scale-down below the role's minimum number of replicas.
 
     A proposal to scale all roles to zero for lack of requests is not changed.
 
     Args:
-        proposals: Proposed changes of all roles.
+        proposal: Proposed change of one role.
         facts: What the rules read: replica counts, the state of each role and the configuration.
     """
-    return proposals.with_roles(
-        _above_floor(each, facts.config) if each.action is Action.DOWN else each for each in proposals.roles
-    )
-
-
-def _above_floor(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
-    floor = 0 if proposal.reason is Reason.IDLE else config.floor(proposal.role, proposal.engine_gpus)
+    if proposal.action is not Action.DOWN:
+        return proposal
+    floor = 0 if proposal.reason is Reason.IDLE else facts.config.floor(proposal.role, proposal.engine_gpus)
     spare = proposal.pool.replicas - floor
     inputs = {
         "replicas_after": proposal.pool.replicas - proposal.amount,
@@ -36,20 +31,16 @@ def _above_floor(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
     return at_most(proposal, spare, Step("floor", inputs, floor, "pass"))
 
 
-def keep_ceiling(proposals: Proposals, facts: Facts) -> Proposals:
-    """Return the proposals with each scale-up above the role's maximum (``maxReplicas`` of its service) held back or reduced.
+def keep_ceiling(proposal: RoleProposal, facts: Facts) -> RoleProposal:
+    """Return the proposal, held back or reduced if it is a scale-up above the role's maximum (``maxReplicas`` of its service).
 
     Args:
-        proposals: Proposed changes of all roles.
+        proposal: Proposed change of one role.
         facts: What the rules read: replica counts, the state of each role and the configuration.
     """
-    return proposals.with_roles(
-        _below_ceiling(each, facts.config) if each.action is Action.UP else each for each in proposals.roles
-    )
-
-
-def _below_ceiling(proposal: RoleProposal, config: DecideConfig) -> RoleProposal:
-    ceiling, after = config.max_replicas.get(proposal.role), proposal.pool.replicas + proposal.amount
+    if proposal.action is not Action.UP:
+        return proposal
+    ceiling, after = facts.config.max_replicas.get(proposal.role), proposal.pool.replicas + proposal.amount
     if ceiling is None or after <= ceiling:
         return proposal
     headroom = ceiling - proposal.pool.replicas
