@@ -431,3 +431,12 @@ def test_what_people_type_is_answered_by_what_to_write(line, remedy):
     """Percent, thousands, seconds of a cron expression, tabs."""
     text = f"apiVersion: penstock.dev/v1alpha1\nkind: GraphDeployment\nmetadata: {{name: x}}\nspec:\n  runtime: simulated\n{line}\n"
     assert any(remedy in each.message for each in parse_manifests(text)[1])
+
+
+def test_a_tab_before_the_first_key_of_a_mapping_is_named():
+    """The parser's own message is about a token there."""
+    (problem,) = parse_manifests("kind: GraphDeployment\nspec:\n\tmodel: x\n")[1]
+    assert problem.message.endswith("replace the tab by spaces")
+    assert problem.line == 3
+    (problem,) = parse_manifests("kind: GraphDeployment\nspec: @x\n")[1]
+    assert "tab" not in problem.message

@@ -125,7 +125,11 @@ def read_documents(text: str, file: str | None = None) -> tuple[list[Document], 
     except yaml.MarkedYAMLError as exc:
         mark: Any = exc.problem_mark  # PyYAML gives every such error one
         line = mark.line + 1
-        is_tab = "tab character" in str(exc.problem) or "'\\t'" in str(exc.problem)
+        # libyaml names the tab only where it breaks an indentation that is already known.
+        before = text.split("\n")[mark.line : mark.line + 1]
+        is_tab = "tab character" in str(exc.problem) or any(
+            "\t" in each[: mark.column + 1] for each in before
+        )
         remedy = "replace the tab by spaces" if is_tab else "check indentation, colons and quotes"
         what = f"{exc.problem}; {remedy}"
         message = f"malformed YAML at column {mark.column + 1}: {what}"
