@@ -458,6 +458,7 @@ async def test_every_state_fits_the_screen(graph, tmp_path, monkeypatch, name, w
         assert "60 workers: 60 ready, 1 slow" in shown
         assert ":8100/ui" in shown
         assert "2 of 6 GPUs held" in shown
+        assert (">no request<" in shown) is (state["minute"]["arrivals"] == 0)
         assert "waits for batch" in shown
 
 
