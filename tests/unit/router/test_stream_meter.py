@@ -157,7 +157,7 @@ def test_pieces_of_any_size_give_the_same_bytes_and_counts(sizes, correct):
         body = body[size:]
     sent += meter.observe(body) if body else b""
 
-    assert sent + meter.rest() == expected
+    assert sent + meter.take_remaining() == expected
     assert (meter.tokens, assignment.tokens) == (3, 103)
     assert meter.usage == whole_meter.usage
     assert _total(metrics.ttft) == 1
@@ -171,9 +171,9 @@ def test_bytes_of_an_unfinished_event_are_not_lost():
 
     assert plain.observe(b"data: {") == b"data: {"
     assert plain.is_mid_event
-    assert plain.rest() == b""
+    assert plain.take_remaining() == b""
     assert correcting.observe(b"data: {") == b""
-    assert correcting.rest() == b"data: {"
+    assert correcting.take_remaining() == b"data: {"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from penstock.api import QueueOrder, RouterConfig, Tier, TiersConfig
 from penstock.core.errors import ConfigError
 from penstock.router.policy.dualmap import CacheAffinity, DualMap, PairChoice
 from penstock.router.policy.policies import (
-    ALL_UP_TO,
+    MAX_COMPARED_WORKERS,
     WINDOW_S,
     KvCost,
     LeastPending,
@@ -362,8 +362,8 @@ def test_the_choice_is_as_good_as_a_full_scan(seed, holders):
 
 def test_small_fleets_are_asked_whole():
     """Nothing is left to chance up to 64 workers: the one idle of 64 is found at once."""
-    queues = fleet_of(ALL_UP_TO)
-    for number in range(ALL_UP_TO - 1):
+    queues = fleet_of(MAX_COMPARED_WORKERS)
+    for number in range(MAX_COMPARED_WORKERS - 1):
         send(queues, number, arrival(number + 10, tokens=5000, avoid=frozenset({"w63"})))
     assert send(queues, "r", arrival(99, tokens=10)) == "w63"
 

@@ -110,7 +110,7 @@ class RemotePicker:
         self._picked: Callable[[str, Arrival], None] | None = None
         self._picks: Counter[str] = Counter()
         self._numbers = count(1)
-        self._asked: dict[_Future, _Request] = {}
+        self._pending: dict[_Future, _Request] = {}
         self._waiters: dict[int, _Future] = {}
         self._running: dict[LiveAssignment, _Request] = {}
         self._is_own = True
@@ -148,11 +148,11 @@ class RemotePicker:
             self.own.ask(waiter, role, arrival, is_retry=is_retry)
             return
         number = next(self._numbers)
-        asked = _Request(number, role, arrival, is_retry, self._now_s())
-        self._asked[waiter] = asked
+        pending = _Request(number, role, arrival, is_retry, self._now_s())
+        self._pending[waiter] = pending
         self._waiters[number] = waiter
         if self._is_answered:
-            self._send_ask(asked)
+            self._send_pending(pending)
 
     def cancel(self, waiter: _Future, role: Role) -> None:
         """Remove a request that waits for a worker from this router's queues and from those of the graph's picker.
@@ -160,9 +160,9 @@ class RemotePicker:
         The picker is the router that chooses the workers for all. ``waiter`` is the future that `ask` was called with.
         """
         self.own.cancel(waiter, role)
-        asked = self._forget(waiter)
-        if asked is not None and asked.is_sent:
-            self._send(wire.Release(asked.number))
+        pending = self._forget(waiter)
+        if pending is not None and pending.is_sent:
+            self._send(wire.Release(pending.number))
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
         """Remember a request that is sent to its worker, to report it to the picker (the router that chooses workers for all).
@@ -256,8 +256,8 @@ class RemotePicker:
             return
         self._is_answered = True
         self._take_back_waiting()
-        for asked in self._asked.values():
-            self._send_ask(asked)
+        for pending in self._pending.values():
+            self._send_pending(pending)
 
     def picker_lost(self) -> None:
         """Record that there is no picker (router that chooses workers for all) any more; waiting requests are kept for the next one."""
@@ -265,8 +265,8 @@ class RemotePicker:
         if self.channel is not None and self._is_answered:
             self._lost_ticks = min(self.channel.silent_ticks, SILENT_TICKS)
         self.channel, self._is_answered, self._is_own = None, False, False
-        for asked in self._asked.values():
-            asked.is_sent = False
+        for pending in self._pending.values():
+            pending.is_sent = False
 
     def pick_for_all(self) -> None:
         """Become the picker: choose the workers for the requests of all routers from now on."""
@@ -281,9 +281,9 @@ class RemotePicker:
         Requests that have waited for a picker for too long get a worker from this router's own core.
         """
         self._lost_ticks += 1
-        if self._asked and self.picks_here():
-            log.warning("no router picks: picking here", requests=len(self._asked))
-            self._picks["alone"] += len(self._asked)
+        if self._pending and self.picks_here():
+            log.warning("no router picks: picking here", requests=len(self._pending))
+            self._picks["alone"] += len(self._pending)
             self._pick_here()
         if self.channel is None:
             return
@@ -315,25 +315,27 @@ class RemotePicker:
 
     def _assigned(self, message: wire.Assigned) -> None:
         waiter = self._waiters.get(message.number)
-        asked = None if waiter is None else self._asked[waiter]
-        if waiter is None or asked is None or waiter.done():
+        pending = None if waiter is None else self._pending[waiter]
+        if waiter is None or pending is None or waiter.done():
             self._send(wire.Release(message.number))
             return
-        queued_s = self._now_s() - asked.since_s
-        running_at = RunningAt(message.worker, asked.arrival.tokens, queued_s=queued_s, reason=message.reason)
-        assignment = self.core.adopt(waiter, asked.role, asked.arrival, running_at, self._now_s())
+        queued_s = self._now_s() - pending.since_s
+        running_at = RunningAt(
+            message.worker, pending.arrival.tokens, queued_s=queued_s, reason=message.reason
+        )
+        assignment = self.core.adopt(waiter, pending.role, pending.arrival, running_at, self._now_s())
         if assignment is None:
             # Discovery has not reported the worker to this router yet; the picker is asked again without it.
             self._send(wire.Release(message.number))
-            asked.arrival = asked.arrival.avoiding(frozenset({message.worker}))
-            asked.number, asked.is_sent = next(self._numbers), False
+            pending.arrival = pending.arrival.avoiding(frozenset({message.worker}))
+            pending.number, pending.is_sent = next(self._numbers), False
             del self._waiters[message.number]
-            self._waiters[asked.number] = waiter
-            asyncio.get_running_loop().call_later(TICK_REAL_S, self._ask_again, waiter)
+            self._waiters[pending.number] = waiter
+            asyncio.get_running_loop().call_later(TICK_REAL_S, self._resend_pending, waiter)
             return
         self._forget(waiter)
-        asked.reported_tokens = assignment.tokens
-        self._running[assignment] = asked
+        pending.reported_tokens = assignment.tokens
+        self._running[assignment] = pending
         self._picks["other"] += 1
         waiter.set_result(assignment)
 
@@ -359,16 +361,16 @@ class RemotePicker:
         if self.channel is not None:
             self.channel.send(message)
 
-    def _send_ask(self, asked: _Request) -> None:
-        waited_s = max(0.0, self._now_s() - asked.since_s) if asked.was_admitted else None
-        asked.is_sent = asked.was_admitted = True
-        prompt = wire.prompt_of(asked.arrival)
-        self._send(wire.Ask(asked.number, asked.role, prompt, asked.is_retry, waited_s))
+    def _send_pending(self, pending: _Request) -> None:
+        waited_s = max(0.0, self._now_s() - pending.since_s) if pending.was_admitted else None
+        pending.is_sent = pending.was_admitted = True
+        prompt = wire.prompt_of(pending.arrival)
+        self._send(wire.Ask(pending.number, pending.role, prompt, pending.is_retry, waited_s))
 
-    def _ask_again(self, waiter: _Future) -> None:
-        asked = self._asked.get(waiter)
-        if asked is not None and not asked.is_sent and self._is_answered:
-            self._send_ask(asked)
+    def _resend_pending(self, waiter: _Future) -> None:
+        pending = self._pending.get(waiter)
+        if pending is not None and not pending.is_sent and self._is_answered:
+            self._send_pending(pending)
 
     def _report_running(self, assignment: LiveAssignment, running: _Request) -> None:
         running.reported_tokens = assignment.tokens
@@ -391,10 +393,10 @@ class RemotePicker:
         self._send(wire.WorkerOutcome(number, verdict, cause[:1024], is_unreachable))
 
     def _forget(self, waiter: _Future) -> _Request | None:
-        asked = self._asked.pop(waiter, None)
-        if asked is not None:
-            del self._waiters[asked.number]
-        return asked
+        pending = self._pending.pop(waiter, None)
+        if pending is not None:
+            del self._waiters[pending.number]
+        return pending
 
     def _take_back_waiting(self) -> None:
         """Remove the requests that wait in this router's own queues, to send them to the picker."""
@@ -406,19 +408,19 @@ class RemotePicker:
                     continue
                 core.cancel(waiter, role, now_s)
                 number = next(self._numbers)
-                self._asked[waiter] = _Request(
+                self._pending[waiter] = _Request(
                     number, role, queued.arrival, queued.is_retry, queued.since_s, was_admitted=True
                 )
                 self._waiters[number] = waiter
 
     def _pick_here(self) -> None:
-        for waiter in tuple(self._asked):
-            asked = self._forget(waiter)
-            if asked is None or waiter.done():
+        for waiter in tuple(self._pending):
+            pending = self._forget(waiter)
+            if pending is None or waiter.done():
                 continue
             now_s = self._now_s()
-            waited_s = max(0.0, now_s - asked.since_s) if asked.was_admitted else None
+            waited_s = max(0.0, now_s - pending.since_s) if pending.was_admitted else None
             effects = self.core.acquire(
-                waiter, asked.role, asked.arrival, now_s, is_retry=asked.is_retry, waited_s=waited_s
+                waiter, pending.role, pending.arrival, now_s, is_retry=pending.is_retry, waited_s=waited_s
             )
             self.own.apply(effects)

@@ -255,12 +255,12 @@ def prefix_cost(worker: WorkerQueue[Any], arrival: Arrival, uncached: int, estim
     return prefill + DECODE_WEIGHT * worker.decoding_tokens
 
 
-ALL_UP_TO: Final = 64
+MAX_COMPARED_WORKERS: Final = 64
 """Maximum number of workers that are all compared. Chosen: takes about 30 us; a shortlist would save little."""
-_IDLEST: Final = 16
+_MAX_IDLEST: Final = 16
 _IN_TURN: Final = 8
 """Chosen: an entire fleet of 1,024 workers is considered once in 128 requests, within a second if such a fleet is busy."""
-_HOLDERS: Final = 4
+_MAX_HOLDERS: Final = 4
 """Chosen: number of workers remembered per prefix; a fifth worker with the prefix is found by its load."""
 _PREFIXES: Final = 1 << 16
 """Chosen: number of prefixes remembered, the least recently used of which are deleted; 20 MB at most."""
@@ -393,7 +393,7 @@ class PrefixCost:
         worker is only chosen if the estimated TTFT at the cheapest worker exceeds the fraction ``idle_slo_share`` of the
         TTFT target.
         """
-        if len(workers) <= ALL_UP_TO:
+        if len(workers) <= MAX_COMPARED_WORKERS:
             return self._choose(eligible(workers, arrival.avoid), arrival, estimates)
         prefix_keys = prefix_keys_of(arrival.chain)
         pool = self._candidates(prefix_keys, workers, estimates)
@@ -419,9 +419,9 @@ class PrefixCost:
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
         """Remember that the worker ``worker`` has a prompt in its cache, because another router has sent the prompt there.
 
-        Does nothing if there are at most 64 workers (`ALL_UP_TO`), which are all compared for each request.
+        Does nothing if there are at most 64 workers (`MAX_COMPARED_WORKERS`), which are all compared for each request.
         """
-        if len(workers) > ALL_UP_TO:
+        if len(workers) > MAX_COMPARED_WORKERS:
             self._remember(prefix_keys_of(arrival.chain), worker)
 
     def _candidates(
@@ -434,7 +434,7 @@ class PrefixCost:
         # With this few workers, sorting all is faster than a heap.
         pending = estimates.pending_tokens
         idlest.sort(key=lambda each: (pending(each), each.index.count))
-        del idlest[_IDLEST:]
+        del idlest[_MAX_IDLEST:]
         self._idlest = [each.name for each in idlest]
         known = self._holders
         holders = chain.from_iterable([known[key] for key in prefix_keys if key in known])
@@ -445,7 +445,7 @@ class PrefixCost:
         for key in prefix_keys:
             known = holders.get(key, ())
             if known[:1] != (name,):
-                holders[key] = (name, *(each for each in known if each != name))[:_HOLDERS]
+                holders[key] = (name, *(each for each in known if each != name))[:_MAX_HOLDERS]
             holders.move_to_end(key)
         while len(holders) > _PREFIXES:
             holders.popitem(last=False)

@@ -51,20 +51,20 @@ class HashRing:
         if self._hashes.pop(name, None) is not None:
             self._is_stale = True
 
-    def find(self, key: int, *, besides: str | None = None) -> str | None:
+    def find(self, key: int, *, excluded: str | None = None) -> str | None:
         """Return the worker to which the ring maps ``key``; None if the ring is empty.
 
-        The worker ``besides`` is left out: if the key is mapped to it, the next other worker clockwise is returned, or
+        The worker ``excluded`` is left out: if the key is mapped to it, the next other worker clockwise is returned, or
         None if there is none.
         """
         if self._is_stale:
             self._build()
         owners = self._owners
-        if self._hashes.keys() <= {besides}:
+        if self._hashes.keys() <= {excluded}:
             return None
         point = xxhash.xxh3_64_intdigest(key.to_bytes(8, "little"), self._seed)
         at = bisect_left(self._anchors, point) % len(owners)
-        while owners[at] == besides:
+        while owners[at] == excluded:
             at = (at + 1) % len(owners)
         return owners[at]
 
@@ -88,7 +88,7 @@ def pair(first: HashRing, second: HashRing, key: int) -> tuple[str, ...]:
     paper uses the next worker number instead (its equation 5), which remaps keys when numbers shift.
     """
     name = first.find(key)
-    other = second.find(key, besides=name)
+    other = second.find(key, excluded=name)
     return tuple(each for each in (name, other) if each is not None)
 
 

@@ -134,7 +134,7 @@ LOAD_COST = 0.25
 """Cost of loading a token from other memory than the GPU's, relative to computing it. Chosen: an 8B model's 128 KiB per token are
 loaded over PCIe 4 (25 GB/s) at 190,000 tokens/s and from a disk (6 GB/s) at 46,000, while such a GPU computes about 15,000
 tokens/s: 0.08 and 0.33. It is one number, because engines name memories in their events differently."""
-_BORROWED_S = 1.0
+_PRIOR_S = 1.0
 """Chosen: a worker's own measurements outweigh the fleet's after a second of computing."""
 _IDLE_HALF_LIFE_S = 60.0
 """Time without work after which a worker's measured throughput has half its weight, in simulated seconds. Chosen: a worker that
@@ -185,7 +185,7 @@ class PrefillThroughput:
 
         ``idle_s`` is the time for which the worker has had nothing to compute, in simulated seconds.
         """
-        return self._seconds * _weight(idle_s) >= _BORROWED_S
+        return self._seconds * _weight(idle_s) >= _PRIOR_S
 
     def idled(self, idle_s: float) -> None:
         """Reduce the weight of the measurements after ``idle_s`` simulated seconds without work; the weight halves every 60 s."""
@@ -205,9 +205,9 @@ class PrefillThroughput:
         if fleet is None:
             return self.tokens_per_s
         if idle_s == 0:
-            return (self._tokens + _BORROWED_S * fleet) / (self._seconds + _BORROWED_S)
+            return (self._tokens + _PRIOR_S * fleet) / (self._seconds + _PRIOR_S)
         weight = _weight(idle_s)
-        return (self._tokens * weight + _BORROWED_S * fleet) / (self._seconds * weight + _BORROWED_S)
+        return (self._tokens * weight + _PRIOR_S * fleet) / (self._seconds * weight + _PRIOR_S)
 
 
 def _weight(idle_s: float) -> float:
@@ -402,7 +402,7 @@ class WorkerQueue(Generic[T]):
         return max(0.0, now_s - max(started_s, self.progress_s))
 
 
-_CLEARLY = 1.25
+_SIGNIFICANT_RATIO = 1.25
 """Chosen: measured throughputs of equal GPUs differ by less, since prompts differ; mixed GPUs differ by more."""
 
 WorkerQueues = Mapping[str, WorkerQueue[Any]]
@@ -577,7 +577,7 @@ class Estimates:
         if fleet is None or own is None or not worker.throughput.is_own(worker.idle_s(self.now_s)):
             return 1.0
         ratio = fleet / own
-        return 1.0 if 1 / _CLEARLY <= ratio <= _CLEARLY else ratio
+        return 1.0 if 1 / _SIGNIFICANT_RATIO <= ratio <= _SIGNIFICANT_RATIO else ratio
 
     def ttft_s(self, worker: WorkerQueue[Any], uncached: int) -> float | None:
         """Return the estimated TTFT of a request that arrives now, in simulated seconds; None while no throughput is known.

@@ -122,18 +122,18 @@ class SloMonitor:
     def __init__(self, tiers: TiersConfig) -> None:
         self.tiers = tiers
         self.settings = tiers.shedding
-        self._ttft, self._tpot, self._met = (
+        self._ttft, self._tpot, self._attained = (
             {tier: SlidingWindow(tiers.shedding.window_seconds) for tier in PRIORITIES} for _ in range(3)
         )
         self.step = 0
         self._changed_s = float("-inf")
-        self._debt = dict.fromkeys(PRIORITIES, 0.0)
+        self._shed_debt = dict.fromkeys(PRIORITIES, 0.0)
 
     def configure(self, tiers: TiersConfig) -> None:
         """Replace the tiers' targets and the settings of shedding; measured latencies and the present step of shedding stay."""
         self.tiers = tiers
         self.settings = tiers.shedding
-        for windows in (self._ttft, self._tpot, self._met):
+        for windows in (self._ttft, self._tpot, self._attained):
             for window in windows.values():
                 window.length_s = tiers.shedding.window_seconds
 
@@ -147,7 +147,7 @@ class SloMonitor:
         """Record the end of an admitted request at ``now_s`` (simulated seconds), with its latencies."""
         if request.tpot_s is not None:
             self._tpot[tier].add(request.tpot_s, now_s)
-        self._met[tier].add(float(request.meets(slo_of(self.tiers, tier))), now_s)
+        self._attained[tier].add(float(request.meets(slo_of(self.tiers, tier))), now_s)
 
     def compliance(self, tier: Tier, now_s: float) -> float | None:
         """Return the fraction of a tier's requests that met all latency targets, 0-1.
@@ -155,7 +155,7 @@ class SloMonitor:
         The requests that ended within the last ``windowSeconds`` (simulated) are counted. Returns None if no request of
         the tier has ended in that time.
         """
-        met = self._met[tier].values(now_s)
+        met = self._attained[tier].values(now_s)
         return sum(met) / len(met) if met else None
 
     # ------------------------------------------------------------------ shedding
@@ -170,9 +170,9 @@ class SloMonitor:
 
         The shed requests are evenly distributed: every second one if the fraction is a half.
         """
-        debt = self._debt[tier] + self.shed_fraction(tier)
+        debt = self._shed_debt[tier] + self.shed_fraction(tier)
         is_shed = debt >= 1.0
-        self._debt[tier] = debt - is_shed
+        self._shed_debt[tier] = debt - is_shed
         return is_shed
 
     def evaluate(self, now_s: float, waits: _Waits | None = None) -> None:

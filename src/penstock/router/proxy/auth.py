@@ -54,29 +54,29 @@ def read_keys(source: KeySource, file: Path | None, environment: str | None) -> 
     """
     keys: set[str] = set()
     if environment is not None:
-        keys.update(_stripped(environment.split(",")))
+        keys.update(_without_blanks(environment.split(",")))
         if not keys:
             raise ConfigError(
                 f"{source.variable}: set, but holds no key; write keys, comma-separated, or unset it to ask for none"
             )
     if file is not None:
         try:
-            files = _visible(file) if file.is_dir() else [file]
+            files = _visible_files(file) if file.is_dir() else [file]
             lines = [line for each in files for line in each.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as exc:
             raise ConfigError(f"{source.flag}: {file}: {exc}; give a readable file, one key a line") from exc
-        found = [line for line in _stripped(lines) if not line.startswith("#")]
+        found = [line for line in _without_blanks(lines) if not line.startswith("#")]
         if not found:
             raise ConfigError(f"{source.flag}: {file}: holds no key; write one a line")
         keys.update(found)
     return frozenset(key.encode() for key in keys)
 
 
-def _visible(folder: Path) -> list[Path]:
+def _visible_files(folder: Path) -> list[Path]:
     return sorted(each for each in folder.iterdir() if each.is_file() and not each.name.startswith("."))
 
 
-def _stripped(values: Iterable[str]) -> list[str]:
+def _without_blanks(values: Iterable[str]) -> list[str]:
     return [value.strip() for value in values if value.strip()]
 
 

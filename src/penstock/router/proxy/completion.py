@@ -68,8 +68,8 @@ _EXACT_STEP_BYTES: Final = 1 << 15
 """Number of bytes read string by string per step: at most a few milliseconds."""
 
 # Match a limited number of bytes within a string, or between two strings, with the quote at the end if it is reached.
-_WITHIN: Final = re.compile(rb'(?:[^"\\]{1,256}+|\\.){0,256}+("?)', re.DOTALL)
-_BETWEEN: Final = re.compile(rb'[^"]{0,32768}+("?)')
+_INSIDE_STRING: Final = re.compile(rb'(?:[^"\\]{1,256}+|\\.){0,256}+("?)', re.DOTALL)
+_OUTSIDE_STRING: Final = re.compile(rb'[^"]{0,32768}+("?)')
 _BOUNDS: Final = ((MAX_CONTAINERS, "objects and lists"), (MAX_STRINGS, "strings"), (MAX_VALUES, "values"))
 
 
@@ -98,15 +98,15 @@ def check_size(raw: bytes) -> Iterator[None]:
 
 def _check_exactly(raw: bytes) -> Iterator[None]:
     containers = strings = commas = at = checked = 0
-    is_within = False
+    is_inside = False
     while at < len(raw):
-        match = (_WITHIN if is_within else _BETWEEN).match(raw, at)
+        match = (_INSIDE_STRING if is_inside else _OUTSIDE_STRING).match(raw, at)
         end, has_quote = (at, False) if match is None else (match.end(), bool(match[1]))
-        if not is_within:
+        if not is_inside:
             containers += raw.count(b"{", at, end) + raw.count(b"[", at, end)
             commas += raw.count(b",", at, end)
             strings += has_quote
-        is_within ^= has_quote
+        is_inside ^= has_quote
         at = max(end, at + 1)  # one that ends in a backslash is not JSON
         if at - checked >= _EXACT_STEP_BYTES or at >= len(raw):
             checked = at
@@ -289,7 +289,7 @@ def _check_model(
 ) -> None:
     asked = body.get("model")
     if not isinstance(asked, str) or not asked:
-        listed = _listed(model, aliases, adapters)
+        listed = _names_of_models(model, aliases, adapters)
         raise RequestRefused(400, f"model: missing; this router serves {listed}", code="invalid_request")
     if asked != model and asked not in aliases and asked not in adapters:
         raise unknown_model(asked, model, aliases, adapters)
@@ -300,11 +300,13 @@ def unknown_model(
 ) -> RequestRefused:
     """Return the rejection of the unknown model name ``asked``; its message lists the model, its aliases and its adapters."""
     shown = asked if len(asked) <= _SHOWN_CHARACTERS else asked[:_SHOWN_CHARACTERS] + "..."
-    message = f"model: {shown!r} does not exist; this router serves {_listed(model, aliases, adapters)}"
+    message = (
+        f"model: {shown!r} does not exist; this router serves {_names_of_models(model, aliases, adapters)}"
+    )
     return RequestRefused(404, message, code="model_not_found")
 
 
-def _listed(model: str, aliases: Collection[str], adapters: Collection[str]) -> str:
+def _names_of_models(model: str, aliases: Collection[str], adapters: Collection[str]) -> str:
     return ", ".join(map(repr, (model, *aliases, *adapters)))
 
 

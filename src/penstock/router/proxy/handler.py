@@ -305,7 +305,7 @@ class CompletionHandler:
 
     def _send_response(self, call: CompletionCall, step: SendResponse) -> None:
         started: StartedResponse = step.response
-        self._worker_calls.note_usage(call, started.usage)
+        self._worker_calls.record_usage(call, started.usage)
         call.responder.send(200, started.first_part, content_type=JSON, headers=call.headers)
 
     def _send_ending(self, call: CompletionCall, step: SendEnding) -> None:
@@ -462,7 +462,7 @@ class CompletionHandler:
             await relay(started.response, responder, observe=observe)
             if not meter.is_complete:
                 raise StreamBroken(f"{assignment.worker.name} ended its stream without [DONE]")
-            responder.write(meter.rest())
+            responder.write(meter.take_remaining())
             responder.end()
         except (asyncio.CancelledError, ClientDisconnected):
             # Many clients disconnect at [DONE], without waiting for the end of the body.
@@ -490,7 +490,7 @@ class CompletionHandler:
                 if resumable is None
                 else self._continuations.totals_of(resumable, meter)
             )
-            self._worker_calls.note_usage(call, usage)
+            self._worker_calls.record_usage(call, usage)
             call.output_tokens = max(call.output_tokens, tokens)
         self._count_error_event(call, meter)
         return None

@@ -254,7 +254,7 @@ class RelayMeter:
         if self.record is not None:
             self.record.read()
 
-    def rest(self) -> bytes:
+    def take_remaining(self) -> bytes:
         """Return the bytes of an incomplete event at the end of the stream, which were not sent to the client; empty if there are none.
 
         Called when the stream has ended without an error.

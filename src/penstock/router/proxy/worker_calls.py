@@ -306,7 +306,7 @@ class WorkerCalls:
 
     # ------------------------------------------------------------------ counting
 
-    def note_usage(self, call: CompletionCall, usage: Any) -> None:
+    def record_usage(self, call: CompletionCall, usage: Any) -> None:
         """Store the prompt, cached and output tokens that a worker has counted in the call.
 
         ``usage`` is the usage object of the worker's response; nothing is stored if it is not a JSON object.
