@@ -184,7 +184,7 @@ async def test_of_two_pools_the_older_one_counts_and_a_deleted_one_leaves_its_gr
     async with world.operating():
         await until(world.has("held", 2, 2), "two each")
         await world.client.create(own, field_manager="test")
-        await until(world.share(world.ours, "GpuPool own matches it too"), "on the graph")
+        await until(world.share(world.ours, "GpuPool own also matches this graph"), "on the graph")
 
         async def told():
             live = await world.client.get(GPU_POOL, "own", namespace=world.ours)
@@ -193,7 +193,7 @@ async def test_of_two_pools_the_older_one_counts_and_a_deleted_one_leaves_its_gr
 
         await until(told, "on the younger pool")
         await world.client.delete(CLUSTER_GPU_POOL, world.name, namespace=None)
-        gone = f"ClusterGpuPool {world.name} is gone"
+        gone = f"ClusterGpuPool {world.name} was deleted"
         kept = await until(world.share(world.theirs, gone), "an orphan")
         assert kept["grantedGpus"] == 2
 

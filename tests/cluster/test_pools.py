@@ -319,7 +319,7 @@ async def test_a_deleted_pool_leaves_its_graphs_what_they_may_hold(kwok, crds, m
         async def told():
             live = await client.get(GRAPH_DEPLOYMENT, "chat", namespace=namespace)
             said = live.get("status", {}).get("pool") or {}
-            return said.get("grantedGpus") == 2 and "GpuPool shared is gone" in said.get("message", "")
+            return said.get("grantedGpus") == 2 and "GpuPool shared was deleted" in said.get("message", "")
 
         await until(told, "the graph's status")
 
@@ -338,12 +338,12 @@ async def test_a_graph_that_writes_no_budget_is_bounded_by_its_pool_alone(
 
     async def told():
         live = await client.get(GRAPH_DEPLOYMENT, "chat", namespace=namespace)
-        return "GpuPool shared is gone" in (live["status"].get("pool") or {}).get("message", "")
+        return "GpuPool shared was deleted" in (live["status"].get("pool") or {}).get("message", "")
 
     async def refused():
         live = await client.get(SCALING_ADAPTER, "chat-prefill", namespace=namespace)
         said = [each["message"] for each in live.get("status", {}).get("conditions", ())]
-        return any("7 replicas are wanted" in each for each in said)
+        return any("7 replicas are requested" in each for each in said)
 
     async def has_adapters():
         return len((await client.list(SCALING_ADAPTER, namespace=namespace)).items) == 2

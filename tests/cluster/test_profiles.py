@@ -158,7 +158,9 @@ async def test_an_object_of_another_is_not_overwritten(crds, client, namespace):
     await client.create(request(namespace), field_manager="test")
     async with running(client, namespace):
         status = await until(status_is(client, namespace, "Pending", "NameConflict"), "the conflict")
-        assert "ConfigMap fast exists and belongs to no ProfileRequest" in status["conditions"][0]["message"]
+        assert (
+            "ConfigMap fast exists and is not owned by a ProfileRequest" in status["conditions"][0]["message"]
+        )
         with pytest.raises(NotFoundError):
             await client.get(JOB, "fast-profile", namespace=namespace)
         await client.delete(CONFIG_MAP, "fast", namespace=namespace)

@@ -188,7 +188,7 @@ async def test_somebody_elses_object_of_that_name_is_never_touched(crds, client,
 
         await until(told, "the condition")
         message = (await condition(client, namespace, "Degraded"))["message"]
-        assert "ConfigMap g-router exists and belongs to no GraphDeployment" in message
+        assert "ConfigMap g-router exists and is not owned by a GraphDeployment" in message
         assert await client.get(CONFIG_MAP, "g-router", namespace=namespace) == made
         assert await names(client, "Deployment", namespace) == CHILDREN["Deployment"]
         await client.delete(CONFIG_MAP, "g-router", namespace=namespace)
