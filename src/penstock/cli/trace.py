@@ -123,6 +123,8 @@ def mooncake_lines(requests: Iterable[TraceRequest]) -> Iterator[str]:
         }
         if request.block_ids is not None:
             row["hash_ids"] = list(request.block_ids)
+        if request.tier is not None:
+            row["tier"] = request.tier.value
         yield json.dumps(row)
 
 
@@ -169,6 +171,10 @@ def _print(found: Trace, described: TraceInfo) -> None:
             f"reuse {reuse.tokens_fraction:.1%} of the prompt tokens, in {reuse.requests_fraction:.1%} of the requests;"
             f" {reuse.distinct_tokens:,} distinct tokens (an id is {found.hash_tokens} tokens)"
         )
+    if described.tiers:
+        unnamed = described.requests - sum(described.tiers.values())
+        asked = [f"{count:,} {tier}" for tier, count in described.tiers.items()]
+        say(f"tiers: {', '.join(asked)}{f', {unnamed:,} name none' if unnamed else ''}")
     _say_skipped(found)
 
 

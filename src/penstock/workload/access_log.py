@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+from penstock.api import Tier
 from penstock.core.errors import ConfigError
 from penstock.workload.trace_rows import FailedRowError, RowError, TraceRequest
 
@@ -250,7 +251,7 @@ class AccessLogRows:
             None if cached is None else int(cached),
             _worker(row, self.form.worker),
         )
-        return TraceRequest(arrival_s, prompt, answer, None, line)
+        return TraceRequest(arrival_s, prompt, answer, None, line, _tier(row))
 
     def facts(self, start_s: float) -> AccessLogFacts:
         """Return what was read besides the requests."""
@@ -326,6 +327,12 @@ def _number(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
     except (TypeError, ValueError):
         return None
     return found if math.isfinite(found) and found >= 0 else None
+
+
+def _tier(row: Mapping[str, Any]) -> Tier | None:
+    """Return the tier in which Penstock's router served the request; None if the line names none of Penstock's tiers."""
+    value = row.get("tier")
+    return Tier(value) if value in set(Tier) else None
 
 
 def _worker(row: Mapping[str, Any], names: Sequence[str]) -> str | None:

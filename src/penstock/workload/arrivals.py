@@ -215,9 +215,19 @@ def parse_mix(text: str) -> TierMix:
 
 
 def with_tiers(requests: Sequence[TraceRequest], mix: TierMix | None, *, seed: int) -> list[TraceRequest]:
-    """Return the requests with tiers drawn in the mix's proportions; unchanged without a mix."""
+    """Return the requests with tiers drawn in the mix's proportions; unchanged without a mix.
+
+    Raises:
+        ConfigError: there is a mix, but requests of the trace name their tiers themselves.
+    """
     if mix is None:
         return list(requests)
+    named = sum(request.tier is not None for request in requests)
+    if named:
+        raise ConfigError(
+            f"{TIERS_FLAG}: {named:,} of {len(requests):,} requests of the trace name their tier themselves; leave the option out, "
+            'or remove "tier" from the rows'
+        )
     tiers = list(mix)
     weights = np.array(list(mix.values()), dtype=np.float64)
     drawn = np.random.default_rng([seed, 2]).choice(len(tiers), size=len(requests), p=weights / weights.sum())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from penstock.api import Tier
 from penstock.core.histogram import percentile
 from penstock.workload.arrivals import mean_rate
 from penstock.workload.traces import BLOCK_TOKENS, Trace, TraceRequest
@@ -88,6 +90,7 @@ class TraceInfo:
         gap_cv: Coefficient of variation of the times between arrivals, 1 for Poisson; None below three requests.
         windows: Empty where all arrive at once.
         reuse: None where no request has ids, so that it is not known.
+        tiers: Number of requests by the name of the tier that they ask for, the highest tier first; empty if none asks for one.
     """
 
     requests: int
@@ -98,6 +101,7 @@ class TraceInfo:
     prompts: Lengths
     answers: Lengths
     reuse: Reuse | None
+    tiers: Mapping[str, int]
 
     @property
     def peak_rps(self) -> float | None:
@@ -110,6 +114,7 @@ def describe_trace(trace: Trace) -> TraceInfo:
     requests = trace.requests
     hits = ideal_hits(requests)
     has_ids = any(request.block_ids is not None for request in requests)
+    asked = Counter(request.tier for request in requests)
     arrivals = np.array([request.arrival_s for request in requests])
     gaps = np.diff(arrivals)
     mean_gap_s = float(gaps.mean()) if len(gaps) > 1 else 0.0
@@ -122,6 +127,7 @@ def describe_trace(trace: Trace) -> TraceInfo:
         _lengths([request.input_tokens for request in requests]),
         _lengths([request.output_tokens for request in requests]),
         _reuse(requests, hits) if has_ids else None,
+        {tier.value: asked[tier] for tier in Tier if asked[tier]},
     )
 
 

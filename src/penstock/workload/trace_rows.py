@@ -54,6 +54,7 @@ class TraceRequest:
         arrival_s: Seconds from the trace's zero, >= 0.
         block_ids: One id per 512 prompt tokens, the last may be partial; None when the trace has none.
         line: 1-based line in the file; names the request for good, whatever is selected.
+        tier: Priority tier that the request asks for; None if it asks for none.
     """
 
     arrival_s: float
@@ -130,6 +131,7 @@ class _JsonRow(BaseModel):
     input_length: int = Field(ge=1)
     output_length: int = Field(ge=1)
     hash_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    tier: Tier | None = None
 
 
 @dataclass(slots=True)
@@ -148,7 +150,9 @@ class JsonRows:
     A row of a ``session_id`` without ids is a turn: its length comes on top of the turns before it and their answers, whose
     text it shares. Without a time it arrives ``delay`` after the turn before it did, the earliest that it can.
 
-    Source: Mooncake's FAST25-release; AIPerf's and Dynamo's mooncake_trace.
+    A row may name the priority tier that its request asks for: ``"tier": "background"``.
+
+    Source: Mooncake's FAST25-release; AIPerf's and Dynamo's mooncake_trace. ``tier`` is Penstock's addition.
     """
 
     units_per_s: float
@@ -180,7 +184,7 @@ class JsonRows:
                 tokens += session.tokens
                 ids = tuple(range(session.first_id, session.first_id + -(-tokens // BLOCK_TOKENS)))
             session.arrival_s, session.tokens = arrival_s, tokens + row.output_length
-        return TraceRequest(arrival_s, tokens, row.output_length, ids, line)
+        return TraceRequest(arrival_s, tokens, row.output_length, ids, line, row.tier)
 
 
 _Value = TypeVar("_Value")

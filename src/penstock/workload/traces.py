@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from penstock.api import Tier
 from penstock.core.errors import ConfigError
 from penstock.core.files import read_bytes
 from penstock.core.validation import findings
@@ -201,8 +202,8 @@ def load_access_log(source: str | Path, estimates: LogEstimates) -> Trace:
     return found
 
 
-def _plain_ids(value: Any) -> Any:
-    """Return a table's cell as a list; NaN, which tables have where there is nothing, as None."""
+def _plain_cell(value: Any) -> Any:
+    """Return a table's cell; an array as a list, and NaN, which tables have in empty cells, as None."""
     if isinstance(value, float) and math.isnan(value):
         return None
     return value.tolist() if hasattr(value, "tolist") else value
@@ -212,15 +213,17 @@ class _TableRow(BaseModel):
     arrival_s: float = Field(ge=0, allow_inf_nan=False)
     input_tokens: int = Field(ge=1)
     output_tokens: int = Field(ge=1)
-    block_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_plain_ids)] = None
+    block_ids: Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_plain_cell)] = None
+    tier: Annotated[Tier | None, BeforeValidator(_plain_cell)] = None
 
 
 def trace_of_rows(rows: Iterable[Mapping[str, Any]], *, name: str = "table") -> Trace:
     """Return the trace that rows of a table are, in order of arrival.
 
     Args:
-        rows: Each with ``arrival_s`` (seconds, >= 0), ``input_tokens`` and ``output_tokens`` (>= 1), and maybe ``block_ids``
-            (one id per begun 512 prompt tokens; missing or None: not known). Other keys are not read.
+        rows: Each with ``arrival_s`` (seconds, >= 0), ``input_tokens`` and ``output_tokens`` (>= 1), and optionally ``block_ids``
+            (one id for each started 512 prompt tokens; missing or None: not known) and ``tier`` (a tier's name; missing or None:
+            the request asks for no tier). Other keys are not read.
         name: For results.
 
     Raises:
@@ -240,7 +243,9 @@ def trace_of_rows(rows: Iterable[Mapping[str, Any]], *, name: str = "table") -> 
             raise ConfigError(
                 f"trace: row {number}: block_ids: {len(ids)} ids for {read.input_tokens} tokens, must be {needed}"
             )
-        requests.append(TraceRequest(read.arrival_s, read.input_tokens, read.output_tokens, ids, number + 1))
+        requests.append(
+            TraceRequest(read.arrival_s, read.input_tokens, read.output_tokens, ids, number + 1, read.tier)
+        )
     if not requests:
         raise ConfigError("trace: the table has no row")
     requests.sort(key=lambda request: request.arrival_s)
