@@ -73,7 +73,7 @@ def send_with_retry(
     Raises:
         OverloadedError: the last try was rejected as well.
     """
-    chance = rng or random.Random()  # noqa: S311 - spreads clients, protects nothing
+    chance = rng or random.Random()
     for tries in range(1, max_tries + 1):
         answer = send()
         if answer.status not in OVERLOADED:

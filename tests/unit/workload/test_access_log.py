@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from penstock.api import Tier
 from penstock.core.errors import ConfigError
 from penstock.workload.access_log import Estimate, LogEstimates
 from penstock.workload.traces import TraceFormat, load_access_log, load_trace
@@ -34,6 +35,12 @@ def log(tmp_path):
         return path
 
     return write
+
+
+def test_the_routers_log_says_the_tier_of_a_request(log):
+    """It is missing where tiers are disabled, and a value that is not a tier is not taken for one."""
+    found = load_access_log(log({**PENSTOCK, "tier": "background"}, PENSTOCK, {**PENSTOCK, "tier": "gold"}), BYTES)
+    assert [each.tier for each in found.requests] == [Tier.BACKGROUND, None, None]
 
 
 @pytest.mark.parametrize(

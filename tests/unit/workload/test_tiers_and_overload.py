@@ -2,12 +2,14 @@
 
 import asyncio
 import io
+import json
 from collections import Counter
 
 import pytest
 from rich.console import Console
 
 from penstock.api import Tier
+from penstock.cli.trace import mooncake_lines
 from penstock.core.clock import SimulatedClock
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.http.client import ConnectionPool
@@ -17,7 +19,8 @@ from penstock.workload.exchange import Destination
 from penstock.workload.record import RequestStatus
 from penstock.workload.results import read_run
 from penstock.workload.session import LoadConfig, measure_capacity, parse_overload
-from penstock.workload.traces import TraceRequest
+from penstock.workload.trace_info import describe_trace
+from penstock.workload.traces import TraceRequest, load_trace
 
 MIX = {Tier.PREMIUM: 20.0, Tier.STANDARD: 50.0, Tier.BACKGROUND: 30.0}
 
@@ -163,3 +166,36 @@ async def test_a_server_that_fails_has_no_capacity(fake_server):
     with pytest.raises(PenstockError, match="0 of 32 requests were answered"):
         await measured(fake_server, script)
     assert len(fake_server.bodies) == 32
+
+
+def test_a_trace_names_the_tier_of_each_request(tmp_path):
+    """Conversion and the description of a trace keep it; a row without a tier asks for none."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"timestamp": 0, "input_length": 600, "output_length": 40, "tier": "background"}\n'
+        '{"timestamp": 10, "input_length": 600, "output_length": 40, "tier": "standard"}\n'
+        '{"timestamp": 20, "input_length": 600, "output_length": 40}\n'
+    )
+
+    trace = load_trace(str(path))
+
+    assert [each.tier for each in trace.requests] == [Tier.BACKGROUND, Tier.STANDARD, None]
+    assert [json.loads(line).get("tier") for line in mooncake_lines(trace.requests)] == [
+        "background",
+        "standard",
+        None,
+    ]
+    assert describe_trace(trace).tiers == {"standard": 1, "background": 1}
+    with pytest.raises(
+        ConfigError, match="2 of 3 requests of the trace name their tier themselves; leave the option out"
+    ):
+        with_tiers(trace.requests, MIX, seed=0)
+
+
+def test_a_tier_that_does_not_exist_is_refused_with_its_line(tmp_path):
+    """The message names the tiers."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 600, "output_length": 40, "tier": "batch"}\n')
+
+    with pytest.raises(ConfigError, match=r"trace.jsonl:1: tier: 'batch': .*'premium', 'standard' or 'background'"):
+        load_trace(str(path))
