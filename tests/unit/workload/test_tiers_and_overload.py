@@ -197,5 +197,7 @@ def test_a_tier_that_does_not_exist_is_refused_with_its_line(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 600, "output_length": 40, "tier": "batch"}\n')
 
-    with pytest.raises(ConfigError, match=r"trace.jsonl:1: tier: 'batch': .*'premium', 'standard' or 'background'"):
+    with pytest.raises(
+        ConfigError, match=r"trace.jsonl:1: tier: 'batch': .*'premium', 'standard' or 'background'"
+    ):
         load_trace(str(path))
