@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 from typing import Any, Final, TypeAlias
 
@@ -136,6 +137,8 @@ _Refused: TypeAlias = RefusalReason | Problem | End
 _StageSteps: TypeAlias = Generator[Step, Any, _Result]
 
 
+# Steps that are the same for every request are created once.
+_acquire = cache(AcquireWorker)
 _SERVED: Final = End(EndKind.SERVED)
 
 
@@ -378,7 +381,12 @@ class RequestMachine:
         """
         tries, is_entry = self.tries, role is self._plan.entry
         while True:
-            got = yield AcquireWorker(role, is_entry and self._is_retry, is_admission, self._kv)
+            is_retry = is_entry and self._is_retry
+            got = yield (
+                _acquire(role, is_retry, is_admission)
+                if self._kv is None
+                else AcquireWorker(role, is_retry, is_admission, self._kv)
+            )
             if isinstance(got, RefusalReason):
                 return got
             self._record_dispatch(got)

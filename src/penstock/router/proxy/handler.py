@@ -133,6 +133,7 @@ class CompletionHandler:
             )
             for is_single in (False, True)
         }
+        self._is_split = is_split
         self._needs_prefill = is_split and not kv_transfer.decodes_alone
         self._transfer_paths = kv_transfer.paths
         self._retries = RetryRules(context.admission.core.pool, retries, clock.now_s())
@@ -190,7 +191,7 @@ class CompletionHandler:
             self._metrics.arrived_tokens += call.prompt_tokens
         self._retries.budget.request_arrived()
         machine = call.machine = RequestMachine(
-            self._plans[self._can_transfer(call.request)],
+            self._plans[self._is_split and self._can_transfer(call.request)],
             self._retries,
             call.tries,
             self._clock.now_s,
