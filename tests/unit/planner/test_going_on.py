@@ -8,7 +8,8 @@ import pytest
 
 from penstock.api import Role
 from penstock_planner.core.phase import PlannerPhase
-from penstock_planner.decide.config import Mode
+from penstock_planner.decide.config import DecideConfig, Mode
+from penstock_planner.decide.policy import policy_of
 from penstock_planner.ledger import read_ledger
 from penstock_planner.replay import replay
 
@@ -16,8 +17,10 @@ D, P = Role.DECODE, Role.PREFILL
 
 
 @pytest.fixture(name="going_on")
-def _going_on(world):
-    """A world whose planner decides every 15 s whatever starts; replicas take 40 s."""
+def _going_on(world, monkeypatch):
+    """A world whose planner decides every 15 s by the HPA's rule, but keeps a ledger; replicas take 40 s."""
+    with_ledger = replace(policy_of(Mode.HPA), has_ledger=True)
+    monkeypatch.setattr(DecideConfig, "policy", property(lambda _config: with_ledger))
     world.config = replace(world.config, mode=Mode.HPA, adjustment_interval_s=15.0, max_step=None)
     world.backend.start_s = 40.0
     world.load.queue = lambda _now, workers: 1.0 * workers

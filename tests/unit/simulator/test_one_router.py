@@ -30,7 +30,7 @@ GIVEN = {
     "shares": [{"premium": 0.6, "standard": 0.3, "background": 0.1}],
 }
 """Values of keys that a type and its bounds do not say."""
-OWN = {"is_supervised", "_seen_s"}
+OWN = {"is_supervised", "_refilled_s"}
 """Attributes of a driver: who restarts workers, and when it began."""
 
 
