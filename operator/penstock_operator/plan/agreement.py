@@ -243,7 +243,11 @@ def waiting_for_roles(
     views: Iterable[RolloutView],
     workloads: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, str]:
-    """Return the router services, each with the reason to wait, if worker roles change and a new worker service is not ready yet.
+    """Return the router services whose rollout has to wait, each with the reason; empty if none has to wait.
+
+    A new version of the routers waits if it would know other worker roles than the running one (such as prefill and decode
+    in place of aggregated) and a worker service of these roles has no ready replica yet. Routers that were replaced
+    earlier would send requests to a role without workers.
 
     Args:
         wanted: Desired ConfigMap of the routers.
@@ -252,7 +256,7 @@ def waiting_for_roles(
         workloads: Desired workload (Deployment or LeaderWorkerSet) of each service, by service.
 
     Returns:
-        Reason by service; empty if no service has to wait.
+        Reason by service.
     """
     roles, before = _worker_roles(wanted), _worker_roles(live)
     if not before or set(roles.values()) == set(before.values()):

@@ -116,7 +116,10 @@ def replicas_while_paused(requested: LimitedReplicas, running: int | None) -> Li
 
 
 def with_one_more(requested: LimitedReplicas) -> LimitedReplicas:
-    """Return ``requested``, the desired number of replicas, plus one, for a service whose serving replicas are all on cordoned nodes."""
+    """Return the desired number of replicas plus one, for a service whose serving replicas are all on cordoned nodes.
+
+    The result may exceed the maximum of the service by one; the GPU budget is checked later.
+    """
     return replace(requested, replicas=requested.replicas + 1)
 
 

@@ -108,7 +108,7 @@ def rows_of(status: Status | None) -> dict[str, Status]:
 
 
 def gpus_of(status: Status | None) -> int | None:
-    """Return a pool's number of GPUs from its status, including those that its nodes do not offer now; None if the status has none."""
+    """Return a pool's number of GPUs from its status, including those on nodes that are missing or not ready; None if the status has none."""
     gpus = (status or {}).get("gpus")
     return None if gpus is None else gpus["total"] + gpus["unavailable"]
 

@@ -49,7 +49,8 @@ def proposed(proposals: list[RoleProposal], state: PlannerState, *learned: Polic
     Args:
         proposals: One proposal per role.
         state: State left by the last decision.
-        learned: What the policy has learned after this interval; nothing if it keeps no state between decisions.
+        learned: Each dataclass of what the policy has learned after this interval; none if the policy keeps nothing
+            between decisions.
     """
     return Proposal(proposals, {proposal.role: state.of(proposal.role) for proposal in proposals}, learned)
 

@@ -76,7 +76,8 @@ class PrefillDeflection:
         """Assign a new request to a decode worker that also computes its prompt, if one is allowed to now.
 
         Returns what the caller has to carry out: the `Assignment` of the request, which the caller sends to its worker.
-        Returns an empty list if the prefill workers are not all behind, or if no decode worker may take the request.
+        Returns an empty list if at least one prefill worker can compute the tokens that wait for it within
+        ``queueSeconds``, or if no decode worker may take the request.
 
         Args:
             item: The request.
@@ -84,8 +85,8 @@ class PrefillDeflection:
             queues: Dispatch queues of prefill and decode.
             routable: Workers of prefill and decode that can be routed to.
             now_s: Current time in simulated seconds.
-            dispatch: Sends the requests that wait for a decode worker to their workers; returns the assignments and
-                rejections that the caller has to carry out.
+            dispatch: Chooses workers for the requests in the decode queue, and returns the assignments and rejections. It is
+                called once the request is in that queue, which was empty before, so the result concerns this request alone.
         """
         queue, workers = queues[Role.DECODE], routable[Role.DECODE]
         if queue.waiting or not routable[Role.PREFILL]:

@@ -121,11 +121,12 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
             self._recent_s(found[0], now_s).append(now_s)
 
     def held(self, workers: Iterable[str], now_s: float) -> frozenset[Tier]:
-        """Return the tiers of which no more requests should be sent on, because too many already wait for a first token at ``workers``.
+        """Return the tiers whose new requests should not go to a prefill worker now, because the decode workers are behind with the tier.
 
-        At each of the decode workers named in ``workers``, too many are at least 4 of that tier or a higher one, and at
-        least as many as have got their first token there within the last 2 s (`WINDOW_S`). The system tier is never held
-        back. Returns an empty set if ``workers`` is empty.
+        A tier is held back if two conditions hold at every decode worker named in ``workers``: at least 4 requests of that
+        tier or a higher one wait there for their first token, and these are no fewer than the requests of those tiers that
+        got their first token there within the last 2 s (`WINDOW_S`). The system tier is never held back. Returns an empty
+        set if ``workers`` is empty.
         """
         lowest = max((self._full_rank(each, now_s) for each in workers), default=len(_TIERS))
         return frozenset(_TIERS[lowest:])
