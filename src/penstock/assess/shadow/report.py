@@ -60,7 +60,7 @@ def headline(report: ShadowReport) -> str:
     """Return the result in one sentence."""
     found, made = report.history, report.prediction
     hours, own = found.watched_hours, found.shadow_hours
-    change = "" if not hours else f" ({own / hours - 1:+.0%})"
+    change = "" if not hours else f" ({own / hours - 1:+z.0%})"
     served = predicted = ""
     if made is not None and made.watched.whole.observed_in_time is not None:
         served = f" and served {made.watched.whole.observed_in_time:.1%} in time"
