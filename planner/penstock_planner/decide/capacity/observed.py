@@ -99,8 +99,8 @@ class ObservedWorkers:
 
         Args:
             kv: Observed KV usage of the workers.
-            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
-                decoded.
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to be completed, so that their answers must
+                be decoded.
         """
         held_s = kv.light_s / kv.done_tokens if kv.done_tokens > 0 else 0.0
         return ObservedDecoding(held_s * tokens_per_s)
@@ -109,8 +109,8 @@ class ObservedWorkers:
         """Return the expected ITL of the answers, or None if there is no ITL target. Without a performance profile it is always None.
 
         Args:
-            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
-                decoded.
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to be completed, so that their answers must
+                be decoded.
         """
         del tokens_per_s  # without a profile it is unknown how much another worker would lower the ITL
         return None

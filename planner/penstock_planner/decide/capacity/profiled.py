@@ -235,8 +235,8 @@ class ProfiledWorkers:
 
         Args:
             kv: Observed KV usage of the workers.
-            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
-                decoded.
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to be completed, so that their answers must
+                be decoded.
         """
         return self.answers(tokens_per_s) or OBSERVED.decoding(kv, tokens_per_s)
 
@@ -244,8 +244,8 @@ class ProfiledWorkers:
         """Return the expected ITL of the answers. None if there is no ITL target, or before the first answer was completed.
 
         Args:
-            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
-                decoded.
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to be completed, so that their answers must
+                be decoded.
         """
         return None if self.config.itl_slo_s is None else self.answers(tokens_per_s)
 
@@ -304,10 +304,13 @@ class ProfiledWorkers:
         return max(target_s - own_s * self.learnt.ttft.factor, WAIT_LEAST * target_s)
 
     def answers(self, tokens_per_s: float) -> ProfiledAnswers | None:
-        """Return the answers that must be decoded if the prefill of ``tokens_per_s`` uncached prompt tokens/s ends.
+        """Return the decode load that follows if workers complete the prefill of ``tokens_per_s`` uncached prompt tokens/s.
 
-        Throughput and latencies are those of the performance profile. Returns None before the first answer was
-        completed.
+        The result has the output tokens/s to decode, and the ITL and throughput of the performance profile with which
+        workers decode them. Returns None before the first answer was completed.
+
+        Args:
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to be completed.
         """
         learnt = self.learnt
         uncached, osl, context = learnt.uncached_isl, learnt.osl, learnt.context

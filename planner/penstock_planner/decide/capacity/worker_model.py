@@ -96,8 +96,8 @@ class WorkerModel(Protocol):
 
         Args:
             kv: Observed KV usage of the workers.
-            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
-                decoded.
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to be completed, so that their answers must
+                be decoded.
         """
         ...
 
@@ -105,8 +105,8 @@ class WorkerModel(Protocol):
         """Return the expected ITL of the answers; None if there is no ITL target, or if nothing is known about it.
 
         Args:
-            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to end, so that their answers must be
-                decoded.
+            tokens_per_s: Uncached prompt tokens/s whose prefill is expected to be completed, so that their answers must
+                be decoded.
         """
         ...
 

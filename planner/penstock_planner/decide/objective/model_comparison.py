@@ -44,7 +44,7 @@ class WindowComparison:
 
     @property
     def inputs(self) -> dict[str, float]:
-        """Return the four numbers of observed and predicted requests by name, for a decision's record of a rule."""
+        """Return the four numbers of this comparison by field name, so that the decision's record of the rule can contain them."""
         return {
             "requests": self.requests,
             "late": self.late,
@@ -63,9 +63,9 @@ class ModelComparison:
     simulated seconds.
 
     Attributes:
-        share: Fraction of the measured throughput that a simulated worker is assumed to do. It is lowered while more
-            requests are late than predicted, and raised while fewer are. None as long as the default of the role
-            applies.
+        share: Fraction (0 to 1) of its measured throughput that the latency model assumes for a worker. It is lowered
+            while more requests are late than predicted, and raised while fewer are. None as long as the default of the
+            role applies.
         backlog_s: Work that the simulation of the real fleet has left to do now, in seconds of one worker.
         requests: Number of first tokens sent plus requests rejected or timed out.
         late: Number of requests among ``requests`` that were late.
@@ -135,19 +135,23 @@ class ModelComparison:
     ) -> ModelComparison:
         """Return the comparison of predicted and real late requests after one more decision interval.
 
+        It also corrects ``share``, the fraction (0 to 1) of its measured throughput that the latency model assumes for
+        a worker: lowered if more requests were late than predicted, raised if fewer were. The latency model simulates
+        how many requests the workers serve over the TTFT target.
+
         Args:
-            load: Load of the interval, calculated with the present ``share``.
+            load: Load of the interval, whose computing times were calculated with the ``share`` before this call.
             role: Role that requests reach first.
             ready: Number of ready workers of that role.
-            first: Number of first tokens plus requests rejected or timed out.
+            first: Number of requests whose first token was sent, plus requests rejected or timed out.
             late: Number of those requests that were late: over the TTFT target, rejected or timed out.
             late_alone: Number of those late requests whose prefill alone took longer than the target, so that they are
                 late with any number of workers; None if unknown.
             is_entry_late: Whether the late requests lacked workers of this role, as far as is known. False if they
                 waited for workers of another role.
             slo_s: TTFT target, in seconds.
-            usual_requests: Number of requests per half hour, > 0. It scales how fast ``share`` is corrected: a
-                prediction that is wrong by this number of late requests changes ``share`` by 1.
+            usual_requests: Number of requests that usually arrive in half an hour, > 0. ``share`` changes by the number
+                of late requests that were not predicted, divided by this number.
         """
         left_s, predicted_late = served_by(ready, self.backlog_s, load)
         kept, calm_kept = (math.exp(-load.dt_s / tau_s) for tau_s in (WAIT_S, MEMORY_S))

@@ -36,7 +36,7 @@ def looked_back(
 
     Args:
         cases: Input of the rules, such as replica counts and demand, by role; a role without an entry is left as it is.
-        window: Pulls of the interval, at least one.
+        window: Pulls of the decision interval, at least one.
         memory: Learned state that already includes all pulls of the interval.
         config: Targets, bounds and budget.
     """

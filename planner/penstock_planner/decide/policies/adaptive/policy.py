@@ -1,4 +1,4 @@
-"""Mode ``adaptive``: proposes one change per role, from demand at the frontend and what workers were observed to do.
+"""Mode ``adaptive``: proposes a number of replicas for each role, from demand at the frontend and the workers' throughput.
 
 The learned state is updated with each pull of the interval, then the rules of each role are applied. Mode sla calls the
 same functions with workers of a performance profile.
@@ -66,7 +66,10 @@ def adaptive(window: Window, state: PlannerState, config: DecideConfig) -> Propo
 
 
 def begun(known: Learned, config: DecideConfig) -> AdaptiveMemory:
-    """Return the learned state before the pulls of this decision, with the values of the configuration that it depends on.
+    """Return the learned state from which a decision starts: that of the last decision, with present settings written into it.
+
+    The settings are the identity of the planner, the start-up times of the manifest, and the longest start-up to wait
+    for. The metrics scrapes of the interval are not included yet.
 
     Args:
         known: Learned state of all policies, as `remembered` returns it.
@@ -97,13 +100,16 @@ def proposed(
     workers: WorkerModel,
     config: DecideConfig,
 ) -> Proposal:
-    """Return the proposal with one change per role.
+    """Return the number of replicas that modes adaptive and sla propose for each role, with the reason, before most bounds apply.
+
+    A role grows if any rule for growing asks for it, shrinks by one replica if all conditions for that are met, and
+    keeps its replicas otherwise. The result also has the learned state after the interval.
 
     Args:
-        window: Pulls of the interval, at least one.
+        window: Pulls (metrics scrapes) of the decision interval, at least one.
         state: State left by the last decision.
         memory: Learned state in which all pulls of the window are already included.
-        workers: What the workers are assumed to be able to do.
+        workers: Throughput and permitted utilisation of the workers, as observed or by a performance profile.
         config: Targets, bounds and budget.
     """
     pools = window.pulls[-1].pools
@@ -129,7 +135,13 @@ def proposed(
 
 
 def followed(memory: AdaptiveMemory, pull: Pull, config: DecideConfig) -> AdaptiveMemory:
-    """Return the learned state after one pull. Parts for which the pull has no value stay unchanged."""
+    """Return the learned state updated with one metrics scrape. Parts for which the scrape has no value stay unchanged.
+
+    Args:
+        memory: Learned state that includes all earlier scrapes, such as demand, throughput and start-up times.
+        pull: The metrics scrape.
+        config: Configuration with the TTFT target and the time zone.
+    """
     roles = {role: memory.of(role).followed(pool, pull.at_s) for role, pool in pull.pools.items()}
     dt_s = 0.0 if memory.pulled_s is None else pull.at_s - memory.pulled_s
     holder, demand = kv_role(pull.pools), pull.demand
@@ -299,7 +311,15 @@ def _spare_reason(case: rules.Case, window: Window, memory: AdaptiveMemory) -> s
 def case_of(
     role: Role, window: Window, memory: AdaptiveMemory, workers: WorkerModel, config: DecideConfig
 ) -> rules.Case:
-    """Return the input of a role's rules. The newest pull must have a known demand."""
+    """Return the input of the rules that decide whether a role grows or shrinks, such as replica counts, demand and forecasts.
+
+    Args:
+        role: Role to decide on.
+        window: Pulls (metrics scrapes) of the decision interval; the demand of the newest must be known.
+        memory: Learned state that already includes all pulls of the interval.
+        workers: Throughput and permitted utilisation of the workers, as observed or by a performance profile.
+        config: Configuration with the latency targets.
+    """
     pull = window.pulls[-1]
     at_s, demand = pull.at_s, pull.demand
     assert demand is not None  # noqa: S101 - the caller's
