@@ -136,7 +136,9 @@ class Applier:
         *,
         refusals: Refusals | None = None,
     ) -> Applied:
-        """Create absent objects and apply those that differ: first all other kinds in parallel, then RoleBinding and workloads one by one.
+        """Create the desired objects that are absent, and apply those that differ from the cluster.
+
+        RoleBindings and workloads are written last and one by one, all other kinds before them and in parallel.
 
         Children of another owner are not changed; they are reported in `Applied.conflicts`.
 
@@ -181,7 +183,10 @@ class Applier:
         return True
 
     async def create_once(self, obj: Object) -> bool:
-        """Create an object of a kind that is not watched, and return True; if it already exists, leave it unchanged and return False."""
+        """Create an object of a kind that the operator does not watch, such as a Secret; return whether it was created.
+
+        If an object of this name already exists, leave it unchanged and return False.
+        """
         call = self._client.create(obj, field_manager=OPERATOR)
         return await self._counted("create", call, obj["kind"], ConflictError) is not None
 

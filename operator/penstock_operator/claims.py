@@ -39,9 +39,10 @@ class ClaimReader:
     gpus: tuple[str, ...]
 
     async def of(self, namespace: str, graph: GraphDeployment) -> dict[str, int]:
-        """Return the number of GPUs of one claim for each ResourceClaimTemplate in a graph's podTemplates, by name of the ResourceClaimTemplate.
+        """Return the number of GPUs of one claim, by name of the ResourceClaimTemplate, for those that a graph's podTemplates name.
 
-        Those that are absent, unreadable or of an unknown number of GPUs are left out.
+        ResourceClaimTemplates that do not exist, that cannot be read, or whose number of GPUs is not a fixed number are left
+        out.
 
         Args:
             namespace: Namespace of the graph.

@@ -127,7 +127,11 @@ class GraphSnapshot:
 
 
 class Cluster:
-    """In-memory view, fed by watches, of GraphDeployments in one namespace or in all, of the objects created for them, and of their pods."""
+    """In-memory view of GraphDeployments in one namespace or in all, of the objects created for them, and of their pods.
+
+    Watches of the Kubernetes API keep it current. A change of an object enqueues its graph for a reconcile, which
+    reads the graph's objects by `snapshot`.
+    """
 
     def __init__(
         self,
@@ -174,7 +178,10 @@ class Cluster:
                 group.create_task(informer.run())
 
     async def synced(self) -> None:
-        """Wait until every watched kind has been listed once, and start to watch LeaderWorkerSets and InferencePools if there are any."""
+        """Wait until every watched kind has been listed once, so that `snapshot` is complete.
+
+        If the API server serves LeaderWorkerSets or InferencePools, kinds of other projects, they are watched as well.
+        """
         await self._listed()
         for kind in OPTIONAL_KINDS:
             if await self._has_any(kind):

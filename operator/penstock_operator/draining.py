@@ -48,9 +48,10 @@ class Drains:
         self._loads = loads
 
     async def plan(self, pool: ServicePool, *, now_s: float) -> ScalePlan:
-        """Return the next scaling step of a service's pods; reads the load of pods that may be removed, and writes nothing.
+        """Return the next scaling step of a service: pods that start to drain, pods to delete, and the number of replicas.
 
-        The plan's ``spec_replicas`` is the number that the caller writes to the workload.
+        This method only reads, namely the load of pods that may be removed. `mark` writes the changes to pods, and the
+        caller writes the plan's ``spec_replicas`` to the workload.
 
         Args:
             pool: The service and its pods.

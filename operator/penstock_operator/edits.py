@@ -28,11 +28,11 @@ none. Chosen: five megabytes."""
 
 @dataclass(frozen=True, slots=True)
 class ValidEdits:
-    """The valid specifications of a graph, and the problems of its newest one.
+    """The valid specifications of a graph that the operator can apply, and the problems of its newest specification.
 
     Attributes:
-        edits: Valid specifications, each with its generation and text, newest first: the current one if it is valid,
-            then the last one that was applied.
+        edits: Valid specifications, each with its generation and text, to try in this order: the current one if it is
+            valid, then the last one that was applied.
         problems: Problems of the newest specification; empty if that specification is valid.
     """
 
@@ -48,7 +48,7 @@ class Edits:
         self._served: LruCache[Key, tuple[str, ServedSpec, GraphDeployment]] = LruCache(MODELS)
 
     def of(self, key: Key, raw: Object, *, is_in_pool: bool) -> ValidEdits:
-        """Return the valid specifications of a graph, which the caller should try to apply in this order, and problems of the newest one.
+        """Return the valid specifications of a graph, in the order in which to try them, and the problems of the newest one.
 
         Args:
             key: Namespace and name of the graph.

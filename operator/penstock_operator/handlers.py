@@ -89,7 +89,8 @@ class MemoryProgress(kopf.ProgressStorage):
     def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
         """Put annotation ``penstock.dev/touch`` with the time ``value`` into ``patch``; None removes it.
 
-        The watch event of that write makes kopf (the operator framework) retry its handler.
+        Kopf (the operator framework) then writes the patch to the object; the watch event of that write makes it retry
+        its handler.
         """
         if value is not None or TOUCH_ANNOTATION in body["metadata"].get("annotations", {}):
             patch.metadata.annotations[TOUCH_ANNOTATION] = value
@@ -127,7 +128,11 @@ log = get_logger(__name__)
 
 
 class KopfOperator:
-    """Runs kopf, the operator framework, while this process is the leader."""
+    """Runs kopf, the operator framework, which watches GraphDeployments and ProfileRequests while this process is the leader.
+
+    Each object that is new or changed is stored in the in-memory views and enqueued for a reconcile. Kopf also adds
+    the finalizer that delays a graph's deletion until its workers have finished their requests.
+    """
 
     def __init__(
         self,

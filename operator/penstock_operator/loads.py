@@ -98,9 +98,9 @@ class MetricsReader:
 def load_of(page: str, *, is_router: bool = False) -> PodLoad | None:
     """Return a pod's load according to its metrics page: requests summed over engines, and the maximum KV cache usage.
 
-    Returns None if the page lacks a needed series or a value is negative or not finite. The workers of some runtimes
-    count requests themselves, including those that the engine has not received yet. If such a gauge is present, vLLM's
-    gauges may be absent, because a program that simulates workers may have none for prefill.
+    Returns None if the page lacks a needed series (metric), or if a value is negative or not finite. The workers of
+    some runtimes count requests themselves, including those that the engine has not received yet. If they do, the page
+    may lack vLLM's gauges.
 
     Args:
         page: Text of the metrics page in the Prometheus format.

@@ -37,10 +37,10 @@ log = get_logger(__name__)
 
 
 class Nodes:
-    """Names of the nodes that were deleted and have not been created again, and of those that are cordoned.
+    """Watches the cluster's nodes, and keeps the names of those that were deleted (and not created again) or are cordoned.
 
     Attributes:
-        cordoned: Names of the nodes with ``spec.unschedulable``.
+        cordoned: Names of the cordoned nodes, which accept no new pods (``spec.unschedulable``).
     """
 
     def __init__(

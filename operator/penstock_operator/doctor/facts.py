@@ -63,10 +63,10 @@ class LeaseFact:
 
 @dataclass(frozen=True, slots=True)
 class RightsFact:
-    """Rights that one account lacks.
+    """Result of asking the API server whether one account has the rights that it needs.
 
     Attributes:
-        who: ``you`` or ``system:serviceaccount:NAMESPACE:NAME``.
+        who: The account: ``you`` (the user who runs the doctor) or ``system:serviceaccount:NAMESPACE:NAME``.
         component: ``operator`` or ``planner``; empty for the user who runs the doctor.
         namespace: Namespace in which the rights are needed; None means all.
         checked: Number of rights that were checked.

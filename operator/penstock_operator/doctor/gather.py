@@ -82,7 +82,8 @@ class Scope:
     Attributes:
         namespace: Namespace of the graphs to inspect; None means all.
         graph: Name of the only graph to inspect; None means all.
-        interval_s: Wall-clock seconds between the two readings.
+        interval_s: Wall-clock seconds between the two readings of each Lease and metrics page, which show what has
+            changed meanwhile.
         release: Penstock version of this program.
     """
 
@@ -93,11 +94,13 @@ class Scope:
 
 
 async def gather(client: KubeClient, scope: Scope) -> Facts:
-    """Read the cluster twice, and return all facts from which `penstock doctor` makes its findings; a failed read is `Unreadable`.
+    """Read the cluster, and return all facts from which `penstock doctor` makes its findings; a failed read is `Unreadable`.
+
+    Leases and metrics pages are read twice, to see whether they change.
 
     Args:
         client: Client of the Kubernetes API.
-        scope: Namespace and graph to inspect, and the seconds between the two reads.
+        scope: Namespace and graph to inspect, and the wall-clock seconds between the two readings.
     """
     return await _Gatherer(client, scope).gather()
 
@@ -386,7 +389,10 @@ def _wanted_leases(deployments: tuple[Object, ...] | Unreadable) -> list[LeaseNa
 
 
 def pod_selector(graph: Object) -> str:
-    """Return the PromQL label matchers of a graph's pods, as text; for graph ``chat`` they do not match the pods of graph ``chat-2``."""
+    """Return the PromQL label matchers, as text, that select the metrics of a graph's pods.
+
+    They match no pods of another graph whose name begins with the graph's, such as ``chat-2`` for ``chat``.
+    """
     name, namespace = graph["metadata"]["name"], graph["metadata"]["namespace"]
     services = "|".join(child_name(name, service) for service in sorted(graph["spec"]["services"]))
     return f'namespace="{namespace}",pod=~"({services})-[a-z0-9]+(-[a-z0-9]+)?"'

@@ -45,7 +45,7 @@ class RolloutOrder:
     """Objects of a graph that must not be written yet.
 
     Attributes:
-        waiting: Reason why a workload has to wait, by the name of its service.
+        waiting: Reason why the new pod template of a workload is not written yet, by the name of the service.
         later: Objects that must not be written yet: the workloads of the services in ``waiting`` and, if routers are
             among them, the routers' ConfigMap.
         disruption: Message about requests that will be refused during the change, whatever the order of the writes; None if
@@ -66,6 +66,10 @@ def rollout_order(
     changed: Collection[str],
 ) -> RolloutOrder:
     """Return which of a graph's desired objects must not be written yet, because workers or routers must be updated first.
+
+    Workers and routers have to agree on model names, roles, priorities and KV leases, so a change of one of these is
+    written to one of them first, and to the other after that rollout. Worker services are also rolled out one at a
+    time.
 
     Args:
         wanted: All desired objects.
@@ -217,7 +221,7 @@ def waiting_for_names(
         live: Existing ConfigMap of the routers.
         views: Rollout state of every service's workload.
         changed: Services whose pod template is about to change.
-        answered: Names that the running workers of each service answer to.
+        answered: Model names that the running workers of each service answer to, by service.
     """
     new, old = _names(wanted), _names(live)
     moving: dict[bool, list[str]] = {True: [], False: []}

@@ -34,7 +34,7 @@ from penstock_operator.plan.pods import PodView
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One replica: a single pod, or all pods of a LeaderWorkerSet group.
+    """One replica, the unit in which the GPU budget is given out: a single pod, or all pods of a LeaderWorkerSet group.
 
     Attributes:
         pods: The existing pods of the replica.
@@ -97,7 +97,8 @@ class ServiceReservation:
     """The replicas of one service that occupy GPUs or have GPUs reserved.
 
     Attributes:
-        replicas: Number of replicas that occupy GPUs, including terminating ones and those lost since ``lost_s``.
+        replicas: Number of replicas that occupy GPUs, including terminating ones and those that were lost without
+            having been replaced.
         gpus: Number of GPUs of one replica.
         lost_s: Unix time in seconds at which replicas were lost that have not been replaced; None if none are
             missing.
@@ -115,7 +116,10 @@ def reservations(
     replicas: Mapping[str, int],
     now_s: float,
 ) -> dict[str, ServiceReservation]:
-    """Return the replicas of each service that occupy GPUs, including those lost since ``before`` whose GPUs stay reserved.
+    """Return, for each service, the replicas whose GPUs count as occupied: existing ones, and lost ones that are to be replaced.
+
+    The GPUs of a lost replica (whose pod was deleted) stay reserved for a limited time, so that no other service takes
+    them before its replacement exists.
 
     Args:
         pods: All worker pods of the graph.
@@ -251,7 +255,9 @@ def plan_ungating(
 
 
 def blocked_on_budget(found: UngatePlan, pods: Iterable[PodView]) -> frozenset[str]:
-    """Return the services whose pods wait for the GPU budget although no terminating pod will return GPUs and no pod can start.
+    """Return the services whose pods wait for GPUs of the budget that no terminating pod will return.
+
+    Returns an empty set if a waiting pod can start now, or if any pod is terminating.
 
     Args:
         found: Pods that can start and pods that have to wait, from `plan_ungating`.

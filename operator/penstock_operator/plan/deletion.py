@@ -33,7 +33,8 @@ class DeletionStep:
         message: One sentence that says what the deletion waits for; it is the same text as long as the state is the
             same.
         delete: Objects to delete that the operator created for the graph.
-        drain: Names of the services to scale to 0 by draining.
+        drain: Names of the services whose workers now finish their requests and are then removed (drained down to 0
+            replicas).
         release: Whether to remove the finalizer.
         waits_for_idleness: Whether the load of pods must be read again soon, to notice when they have finished their
             requests.

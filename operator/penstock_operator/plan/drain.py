@@ -76,7 +76,8 @@ def limited_replicas(
     Args:
         desired: The ScalingAdapter's ``spec.replicas``; None if there is no adapter (yet), in which case the service's
             initial number is limited.
-        service: The service; without ``scaling`` its ``replicas`` apply.
+        service: The service. If it has no ``scaling`` section, the result is its fixed number of replicas, and
+            ``desired`` is refused if it differs.
         max_gpu_budget: Maximum number of GPUs of the graph, which also limits a single service; None means no limit.
     """
     if service.scaling is None:
@@ -102,7 +103,9 @@ def limited_replicas(
 
 
 def replicas_while_paused(requested: LimitedReplicas, running: int | None) -> LimitedReplicas:
-    """Return the current number of replicas of a service whose graph is paused, with a message if it differs from that in ``requested``.
+    """Return the number of replicas that a service has now, which it keeps because its graph is paused.
+
+    The result has a message if this number differs from the desired one in ``requested``.
 
     Args:
         requested: Replicas that the service would have if the graph was not paused.
@@ -116,9 +119,10 @@ def replicas_while_paused(requested: LimitedReplicas, running: int | None) -> Li
 
 
 def with_one_more(requested: LimitedReplicas) -> LimitedReplicas:
-    """Return the desired number of replicas plus one, for a service whose serving replicas are all on cordoned nodes.
+    """Return ``requested``, the desired number of replicas, plus one.
 
-    The result may exceed the maximum of the service by one; the GPU budget is checked later.
+    This is for a service whose serving replicas are all on cordoned nodes. The result may exceed the maximum of the
+    service by one; the GPU budget is checked later.
     """
     return replace(requested, replicas=requested.replicas + 1)
 

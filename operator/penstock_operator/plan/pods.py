@@ -112,14 +112,15 @@ class PodView:
         service: Name of its service in the graph.
         role: Role of its service: router, prefill, decode or aggregated.
         gpus: Number of GPUs that it counts against the budget.
-        gates: Names of its remaining scheduling gates, in order.
+        gates: Names of the scheduling gates that it still has, in order; a pod is scheduled when it has none left.
         node: Node that it is bound to; empty if it is not scheduled.
         ip: IP address of the pod.
         phase: Phase in the pod's status, such as ``Running``.
         ready: Whether its condition Ready is True.
         terminating: Whether it has a deletion timestamp.
-        serving: Value of its label `SERVING_LABEL`, which tells whether it serves or drains; the Service of a worker
-            selects pods that serve. Empty if absent.
+        serving: Value of its label ``penstock.dev/serving``: ``true`` while it gets requests, ``draining`` while it
+            finishes its requests and gets no new ones; the Service of a worker selects pods with ``true``. Empty if
+            absent.
         metrics_path: HTTP path of its metrics.
         scheme: Scheme of its HTTP endpoints: http or https.
         drain_since_s: Time at which its drain began; None if it does not drain.
@@ -132,7 +133,8 @@ class PodView:
         message: Message in the pod's status.
         containers: Its containers, init containers first.
         conditions: Its conditions.
-        needs: Objects that its volumes need, such as ``Secret keys``; sorted, without optional ones.
+        needs: Kind and name of each object that its volumes are read from, such as ``Secret keys``; sorted, without
+            optional ones.
         group: Key of its LeaderWorkerSet group; empty for a pod of a Deployment.
         group_index: Ordinal of its group; None for a pod of a Deployment.
         worker_index: Ordinal within its group; 0 is the leader, and the value for a pod of a Deployment.

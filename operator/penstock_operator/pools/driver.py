@@ -81,10 +81,13 @@ class _Matched:
 
 
 class GpuPools:
-    """All GPU pools of an operator class, in a namespace or in the cluster, and the allocation of their GPUs to graphs.
+    """Allocates the GPUs of all GPU pools of an operator class, in a namespace or in the cluster, to the graphs that share them.
+
+    Graphs report what they request (`report`) and which limit they use (`acknowledge`); `grant` returns their limit.
 
     Attributes:
-        changed: Event that is set if something changed on which an allocation depends; it makes `run` allocate again.
+        changed: Event that is set if something changed on which an allocation depends; `run` waits for it, and then
+            allocates again.
     """
 
     def __init__(
@@ -125,8 +128,8 @@ class GpuPools:
         """Allocate the GPUs of all pools to their graphs until cancelled.
 
         Args:
-            ready: Event that is set when the pools are known, or when the API server turns out not to serve these kinds
-                yet.
+            ready: Event that this method sets when it has read all pools, or when the API server does not serve the
+                kinds of pools yet.
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch.run(ready), name="gpu pools")
@@ -151,7 +154,7 @@ class GpuPools:
         return [pool for key in self._watch.known() if (pool := self._watch.get(key)) is not None]
 
     def grant(self, raw: Object) -> PoolGrant | None:
-        """Return the GPUs that a graph's pool grants it now; None if it is in no pool.
+        """Return the maximum number of GPUs that a graph's GPU pool grants it now; None if the graph is in no pool.
 
         Args:
             raw: The GraphDeployment.
@@ -194,9 +197,11 @@ class GpuPools:
         )
 
     def acknowledge(self, raw: Object, grant: PoolGrant | None) -> None:
-        """Store the grant (maximum GPUs) that a graph's reconcile now uses, so that its pool's next allocation counts it as acknowledged.
+        """Record that a graph now keeps to ``grant``, the maximum GPUs that its pool grants, since a reconcile has used it.
 
-        Triggers a new allocation if what the graph holds or has acknowledged in its pool changed.
+        The pool gives GPUs to another graph only when the graph that had them has acknowledged a lower grant and no
+        longer holds them. Triggers a new allocation if the GPUs that the graph holds, or the grant that it has
+        acknowledged, changed.
 
         Args:
             raw: The GraphDeployment.
@@ -216,14 +221,13 @@ class GpuPools:
             self._views[key] = view
 
     def report(self, raw: Object, graph: GraphDeployment, bid: tuple[int, ...]) -> None:
-        """Store the GPUs that a graph requests from its pool (its bid); triggers a new allocation if they changed.
+        """Store the GPUs that a graph requests from its GPU pool (its bid) for the next allocation; triggers one if they changed.
 
         Args:
             raw: The GraphDeployment.
-            graph: The validated specification that the operator applies: that of ``raw`` or, if that is invalid, the
-                last one that was applied.
-            bid: Number of GPUs of each desired worker replica, the most needed first (see `ReplicasPlan.bid`); empty if
-                none is desired.
+            graph: The validated specification that the operator applies: the one in ``raw`` or, if this is invalid,
+                the last one that was applied.
+            bid: Number of GPUs of each desired worker replica, the most needed first; empty if none is desired.
         """
         key, metadata = key_of(raw), raw["metadata"]
         labelled = graph.metadata.model_copy(update={"labels": metadata.get("labels") or {}})
@@ -234,7 +238,10 @@ class GpuPools:
                 self.changed.set()
 
     def forget(self, key: Key) -> None:
-        """Drop the grant and bid stored for a deleted graph; the GPUs of its workers count in its pool until the workers are gone."""
+        """Drop the grant (maximum GPUs) and the bid (requested GPUs) stored for a deleted graph.
+
+        The GPUs of its workers still count as held in its GPU pool until the workers are gone.
+        """
         is_in_pool = key in self._views or any(
             member_of(key_of(pool), key) in rows_of(pool.get("status")) for pool in self.all()
         )

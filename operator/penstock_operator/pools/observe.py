@@ -83,7 +83,7 @@ class PoolObservation:
 
     @property
     def last_count(self) -> int | None:
-        """Number of GPUs that the nodes offered at the last successful count; None if no count has succeeded."""
+        """Number of GPUs that graphs could use on the pool's nodes at the last successful count; None if no count has succeeded."""
         last_count: int | None = ((self.status or {}).get("gpus") or {}).get("counted")
         return last_count
 

@@ -18,7 +18,8 @@ class PoolShares:
         shares: State of each graph (grant, serial number, times of the last changes) for the next allocation, by graph
             name; it also includes graphs whose bid is unknown.
         total: Number of GPUs that all graphs of the pool together can occupy now.
-        unavailable: Number of further GPUs of the pool that its nodes do not offer now.
+        unavailable: Number of further GPUs of the pool that its graphs cannot occupy now, since nodes are missing or
+            not ready, or since other pods hold these GPUs.
     """
 
     grants: Mapping[str, Grant]
@@ -28,7 +29,11 @@ class PoolShares:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs of the pool: those that its graphs can occupy now, and those that its nodes do not offer now."""
+        """Number of GPUs of the entire pool (``total + unavailable``), including those that its graphs cannot occupy now.
+
+        Graphs cannot occupy GPUs of nodes that are missing or not ready, and GPUs that pods outside the pool's graphs
+        hold.
+        """
         return self.total + self.unavailable
 
 

@@ -88,8 +88,8 @@ class PoolWatch:
         """Watch GPU pools until cancelled.
 
         Args:
-            ready: Event that is set when the pools of every kind are known, or when the API server turns out not to
-                serve the kind yet.
+            ready: Event that this method sets when it has read the pools of every kind, or when the API server does
+                not serve the kind yet.
         """
         first_check: dict[Kind, asyncio.Event] = {kind: asyncio.Event() for kind in self._informers}
         async with asyncio.TaskGroup() as group:

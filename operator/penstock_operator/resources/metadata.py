@@ -31,13 +31,13 @@ from penstock_operator.resources.allowances import NOTHING, Allowances
 
 @dataclass(frozen=True, slots=True)
 class BuildContext:
-    """Settings from which a graph's objects (its children) are built: namespace, abilities of the cluster, and the operator's options.
+    """Settings from which a graph's objects (its children) are built: namespace, cluster, and the operator's options.
 
     Attributes:
         owner_uid: UID of the GraphDeployment; empty builds children without an owner, for display only.
         namespace: Namespace of the children.
-        operator_namespace: Namespace of operator and planner, which are allowed to scrape workers; None means the
-            graph's own.
+        operator_namespace: Namespace of operator and planner, whose pods are allowed to scrape the metrics of workers;
+            None means the graph's own.
         penstock_image: Image of routers and simulated workers for graphs that name none; None means the release's
             image.
         image_pull_policy: Always, IfNotPresent or Never.

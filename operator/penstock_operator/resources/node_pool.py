@@ -29,7 +29,10 @@ Mounted = tuple[dict[str, Any], dict[str, Any]]
 
 
 def pool_of(graph: GraphDeployment, service: str) -> NodePool | None:
-    """Return the graph's node pool on whose nodes a service runs; None if it can run on any node."""
+    """Return the graph's node pool (node selector, tolerations and model cache) that a service names, and on whose nodes it runs.
+
+    Returns None if the service names none, so that its pods can run on any node.
+    """
     name = graph.spec.services[service].node_pool
     return None if name is None else graph.spec.node_pools[name]
 

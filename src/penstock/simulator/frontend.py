@@ -168,7 +168,7 @@ class FrontendCounters:
         self._counts["ttft_count"] += 1
 
     def completed(self, job: Job) -> None:
-        """Count a request (``job``) whose answer is complete."""
+        """Add a request (``job``) whose answer is complete, and its output tokens, to the counts that `collect` returns."""
         self._counts["completed"] += 1
         self._counts["output_tokens"] += job.request.output_tokens
         self._weights.pop(job.index, None)

@@ -130,9 +130,10 @@ def _by_cost(
 
 
 def scheduled_gpu_s(scenario: Scenario, until_s: float) -> float:
-    """Return the GPU-seconds of the replicas that the schedule of the scenario's oracle requests from time 0 to ``until_s``.
+    """Return the GPU-seconds that a schedule costs until ``until_s``: replicas times GPUs of a replica, summed over these seconds.
 
-    An oracle is a planner that follows a schedule computed from all arrivals. Times are simulated seconds.
+    The schedule is that of the scenario's oracle, a planner that follows replica numbers computed from all arrivals. Times are
+    simulated seconds, from 0 on.
     """
     assert scenario.planner is not None  # noqa: S101 - an oracle is a planner
     total = 0.0

@@ -187,9 +187,10 @@ class VirtualPlanner:
             self._start(now_s, first_sequence=self._core.decided.sequence)
 
     def skip_tick(self, now_s: float) -> None:
-        """Skip the tick at the simulated time ``now_s``, because the planner's process is down.
+        """Skip one tick (metrics scrape) of the planner at the simulated time ``now_s``, because the planner's process is down.
 
-        A planner without a ledger (decision log) loses its learned state.
+        A planner without a ledger (decision log) loses its learned state, since the process that comes back has nothing to read it
+        from.
         """
         self.restart(now_s)
         self._follow(self._core.answer(None, now_s))

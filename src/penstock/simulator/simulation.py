@@ -159,7 +159,9 @@ class Simulation:
         return recorded(self._state, self._samples, taken)
 
     def set_grant(self, gpus: int, note: str) -> None:
-        """Limit the workers to the GPUs that a GPU pool grants, from now on. The planner drains the workers above this number.
+        """Limit the GPUs that the workers hold to the number that a GPU pool grants, from now on.
+
+        No worker joins above this number of GPUs, and the planner drains workers until the remaining ones fit into it.
 
         Args:
             gpus: Number of GPUs granted.

@@ -59,7 +59,8 @@ class Succession:
         """Schedule the deaths of the picker (the router that chooses workers), at the times that the scenario names.
 
         Args:
-            end: Callback that ends a request with an outcome.
+            end: Callback that ends a request with an outcome; called for the requests that waited in the router that died, whose
+                clients lose their connection.
             apply: Callback that carries out the assignments and refusals of a new picker.
         """
         for at_s in self._group.picker_deaths_s:
