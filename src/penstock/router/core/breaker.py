@@ -90,8 +90,9 @@ class CircuitBreaker:
         self._probing = False
 
     def state(self, now_s: float) -> Circuit:
-        """Return the circuit's state at ``now_s``, in simulated seconds.
+        """Return whether the circuit is closed (requests are sent), open (none are sent) or half-open (one is sent as a test).
 
+        ``now_s`` is the current time in simulated seconds.
         An open circuit counts as half-open when its ejection time (the time for which no requests are sent) has passed.
         """
         if self._state is Circuit.OPEN and now_s >= self._open_until_s:
@@ -177,10 +178,12 @@ class CircuitBreaker:
             self.trip(now_s)
 
     def trip(self, now_s: float) -> None:
-        """Open the circuit, so that the worker is ejected; does nothing if it is open, or if ``may_open`` does not allow it.
+        """Open the circuit at ``now_s`` (simulated seconds), so that the worker gets no requests for some time (is ejected).
 
-        The n-th opening lasts n times ``open_seconds``, at most ``max_open_seconds``; n is reduced by one for each
-        ``open_seconds`` for which the circuit was closed in between.
+        Does nothing if the circuit is open already, or if too many workers of the role are ejected (``may_open``).
+
+        The n-th opening lasts n times ``open_seconds`` (of the configuration), at most ``max_open_seconds``; n is reduced by
+        one for each ``open_seconds`` for which the circuit was closed in between.
         """
         if self._state is Circuit.OPEN or (self.is_closed and not self._may_open()):
             return

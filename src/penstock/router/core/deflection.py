@@ -75,18 +75,21 @@ class PrefillDeflection:
     ) -> Effects[T]:
         """Assign a new request to a decode worker that also computes its prompt, if one is allowed to now.
 
-        Returns what the caller has to carry out: the `Assignment` of the request, which the caller sends to its worker.
-        Returns an empty list if at least one prefill worker can compute the tokens that wait for it within
-        ``queueSeconds``, or if no decode worker may take the request.
+        Returns a list with the request's `Assignment`, by which the caller then sends the request to its worker; or with
+        its `Refuse`, if ``dispatch`` rejects it. Returns an empty list, and changes nothing, if at least one prefill worker
+        can compute the prompts that it has to compute within ``queueSeconds`` (of the configuration), if requests
+        wait for a decode worker already, or if no decode worker may compute the prompt; the caller then sends the
+        request to a prefill worker as usual.
 
         Args:
             item: The request.
-            arrival: The request as the prefill workers' policy sees it.
-            queues: Dispatch queues of prefill and decode.
-            routable: Workers of prefill and decode that can be routed to.
+            arrival: The request's number of prompt tokens, and the workers that it must avoid.
+            queues: Dispatch queues by role, those of prefill and decode.
+            routable: By role (prefill and decode), the workers that can be routed to.
             now_s: Current time in simulated seconds.
-            dispatch: Chooses workers for the requests in the decode queue, and returns the assignments and rejections. It is
-                called once the request is in that queue, which was empty before, so the result concerns this request alone.
+            dispatch: Chooses a worker for each request in the decode queue, and returns the assignments and rejections. This
+                method puts the request into that queue, which was empty before, and then calls it, so that its result
+                concerns this request alone and becomes the result of this method.
         """
         queue, workers = queues[Role.DECODE], routable[Role.DECODE]
         if queue.waiting or not routable[Role.PREFILL]:
@@ -118,8 +121,9 @@ class PrefillDeflection:
         """Return the names of the decode workers that may compute a new request's prompt; empty unless all prefill workers are behind.
 
         Prefill workers are behind if each has more prompt tokens to compute than it computes in ``queueSeconds``. A
-        decode worker may compute the prompt if it computes no other such prompt now. Its recent mean ITL plus one step of
-        the prompt is at most ``itlSeconds``, and its KV usage with the prompt is at most ``maxKvUsageFraction``.
+        decode worker may compute the prompt if three conditions hold: it computes no other such prompt now; its recent mean
+        ITL plus the duration of one engine step with the prompt is at most ``itlSeconds``; and its KV usage with the prompt
+        is at most ``maxKvUsageFraction``.
 
         A worker with unknown ITL, KV capacity or KV usage is not included.
 
@@ -150,9 +154,10 @@ class PrefillDeflection:
         self._rate.at_work(len(pending), now_s)
 
     def ended(self, item: Hashable) -> None:
-        """Record that a prompt that a decode worker took over from the prefill workers was computed, or that its request has left.
+        """Record that the prompt of ``item`` was computed, or that the request has left its worker (also when it is cancelled).
 
-        The worker can then take another such prompt. Does nothing for other requests.
+        If a decode worker was computing the prompt in place of a prefill worker, it can then take another such prompt. Does
+        nothing for other requests.
         """
         self._computing.pop(item, None)
 

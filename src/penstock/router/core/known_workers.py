@@ -26,7 +26,7 @@ prompts, which moves a little with each prompt."""
 
 
 class KnownWorkers(Generic[T]):
-    """The workers of one role, with their queues.
+    """The workers of one role, each with the requests that wait for it or run on it, and with its assumed cache contents.
 
     A worker is eligible if it can be sent requests now, so that a routing policy can choose it.
 
@@ -162,7 +162,9 @@ class KnownWorkers(Generic[T]):
         return 0 if worker is None else worker.peer_tokens
 
     def load_of(self, name: str, now_s: float) -> tuple[int, float | None]:
-        """Return this router's load at a worker, for other routers to add to theirs: tokens (>= 0) and prefill throughput, or None.
+        """Return this router's load at a worker: the number of tokens (>= 0), and the worker's prefill throughput.
+
+        Other routers of the graph add the tokens to their own, to know the total load of the worker.
 
         If requests are assigned on arrival, the tokens are the uncached ones that are queued for the worker or dispatched
         and probably not computed yet; otherwise they are the tokens in flight. Returns (0, None) if the worker cannot be

@@ -75,5 +75,12 @@ def is_worth_moving(progress: StreamProgress, decode: SpeedCounts, token_s: floa
 
 
 def cached_tokens(arrival: Arrival, others: Iterable[WorkerQueue[Any]]) -> int:
-    """Return the largest number of a prompt's tokens that any one worker of ``others`` has cached; 0 if there is none."""
+    """Return the largest number of a prompt's tokens that any one worker has cached, so that it would not compute them again.
+
+    Returns 0 if there are no workers.
+
+    Args:
+        arrival: The request: prefix keys and number of tokens of the prompt.
+        others: Queues of the workers to which the stream could be moved, each with the worker's assumed cache contents.
+    """
     return arrival.tokens - min((each.uncached(arrival) for each in others), default=arrival.tokens)

@@ -189,7 +189,10 @@ class Assignment(Generic[T]):
         self.on_verdict(Verdict.CONFIRMED, "")
 
     def retract_failure(self, now_s: float) -> None:
-        """Take back a failure recorded as unproven, because the request failed on other workers as well; ``now_s`` is simulated."""
+        """Take back a failure recorded as unproven, because the request failed on other workers as well, so that it is at fault.
+
+        The worker's circuit breaker no longer counts the failure. ``now_s`` is the current time in simulated seconds.
+        """
         if self._is_counted:
             self._is_counted = False
             self.worker.breaker.failure_retracted(now_s, probe=self._probe)
@@ -367,7 +370,7 @@ class RetryBudget:
         self._refilled_s = now_s
 
     def request_arrived(self) -> None:
-        """Add the fraction of a retry that each new request earns for the budget; not called for retries."""
+        """Add to the budget the fraction of a retry that one new request earns (``budget_fraction``); not called for retries."""
         self._earned = min(self._earned + self._fraction, self._fraction * _REMEMBERED_REQUESTS)
 
     def take(self, now_s: float) -> bool:

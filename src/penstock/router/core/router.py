@@ -270,7 +270,9 @@ class RouterCore(Generic[T]):
             self.stages.update_busy(self.entry, now_s, name)
 
     def loads(self, now_s: float) -> dict[str, tuple[int, float | None]]:
-        """Return this router's load at each worker of the first stage (prefill or aggregated), by name, for other routers to add.
+        """Return this router's load at each worker of the first stage (prefill or aggregated), by worker name.
+
+        Other routers of the graph add it to their own load, to know the total load of a worker.
 
         Each value is the number of tokens that this router has queued for the worker or sent there and that are probably
         not computed yet (if the policy does not assign on arrival: its tokens in flight), and the measured prefill

@@ -129,7 +129,9 @@ def _speed(role: str, then: SpeedCounts, now: SpeedCounts, period_s: float) -> W
 
 
 def slow_workers(speeds: Mapping[str, WorkerSpeed]) -> dict[str, str]:
-    """Return a text, by name, about each worker that is at least 3 times (`SLOW`) slower than the median of others of its role.
+    """Return a text for each slow worker, by the worker's name: one at least 3 times slower than the others of its role.
+
+    ``speeds`` contains the speed of each worker, by name. A worker is compared with the median of the others.
 
     The text contains the worker's figures and the medians of the others. Workers whose speed is unknown, or that are alone in
     their role, are not included. A worker's prefill is only slow if it computes fewer tokens per second and its prefills do

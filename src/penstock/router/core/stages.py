@@ -61,11 +61,18 @@ class Stages(Generic[T]):
         return None
 
     def required(self, role: Role) -> Iterable[Role]:
-        """Return the roles that must have workers for a request to start in a stage: its own and those of later stages."""
+        """Return the roles that must have workers, so that a request can be sent to a worker of ``role``.
+
+        These are ``role`` itself and, if it is the first stage, the role of the second stage, which the request needs next.
+        """
         return self._queues if role is self.entry else (role,)
 
     def refresh(self, role: Role, now_s: float) -> None:
-        """Update the workers that a queue may choose; circuit breakers open and close without a change of the pool."""
+        """Update `routable`, `names` and the queue of ``role`` to the workers of this role that can be sent requests at ``now_s``.
+
+        Called before each decision, because a worker can be excluded, or admitted again, by its circuit breaker as time
+        passes, without any event.
+        """
         workers = self._pool.routable(role, now_s)
         if workers is not self.routable[role] and workers != self.routable[role]:
             self.routable[role] = workers
@@ -79,7 +86,11 @@ class Stages(Generic[T]):
             self.update_all_busy(role, now_s)
 
     def update_busy(self, role: Role, now_s: float, name: str | None) -> None:
-        """Decide again whether the worker ``name`` is busy; None decides for every worker of the role."""
+        """Decide again whether the worker ``name`` of ``role`` is busy (above a threshold, so that it gets no new requests).
+
+        None decides for every worker of the role. The result is stored in the role's set of busy workers. Does nothing if
+        there are no thresholds.
+        """
         busy = self._busy[role]
         if not busy.has_thresholds:
             return
@@ -94,7 +105,10 @@ class Stages(Generic[T]):
             busy.refresh(worker, prefill_tokens=tokens, peer_tokens=peers, now_s=now_s, prompts=prompts)
 
     def update_all_busy(self, role: Role, now_s: float) -> None:
-        """Decide again, for every worker of a role that can be routed to, whether it is busy."""
+        """Decide again, for every worker of a role that can be routed to, whether it is busy, and store this for the role.
+
+        A busy worker is above a threshold, or has refused a request, and gets no new requests.
+        """
         names, busy = self.names[role], self._busy[role]
         busy.keep_only(names, now_s)
         if busy.has_thresholds:
@@ -112,7 +126,10 @@ class Stages(Generic[T]):
         return self._queues[role].prefill_tokens(worker.name)
 
     def entry_capacity(self, now_s: float) -> FirstStage:
-        """Return the capacity of the workers of the first stage at ``now_s``."""
+        """Return the capacity of the workers of the first stage (prefill or aggregated) at ``now_s``, in simulated seconds.
+
+        It consists of their number, the tokens at which one is busy, and the prefill throughput of one.
+        """
         busy, workers = self._busy[self.entry], len(self.names[self.entry])
         if not busy.has_thresholds:
             return FirstStage(workers)
@@ -120,7 +137,12 @@ class Stages(Generic[T]):
         return FirstStage(workers, limit or 0.0, busy.computed_tokens_per_s(now_s))
 
     def headroom_after(self, role: Role) -> Headroom:
-        """Return which requests the stages after this one have capacity for."""
+        """Return which requests the stages other than ``role`` have capacity for: all, only urgent ones, or none.
+
+        Urgent requests are those of the system and premium tiers. The result limits what may be sent to the workers of
+        ``role``, because a prompt is computed to no use while no decode worker can take it. A stage admits all requests if
+        any of its workers has free KV blocks, none if each has refused a request, else only urgent ones.
+        """
         max_headroom = Headroom.ANY
         for each in self._queues:
             names, busy = self.names[each], self._busy[each]

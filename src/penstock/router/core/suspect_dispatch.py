@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 
 class SuspectDispatch(Generic[T]):
-    """The suspects of one router: requests that may crash their worker, and the workers that are reserved for them.
+    """Runs each suspect (a request suspected of crashing its worker) alone on a worker, for all stages of one router.
+
+    A worker that is reserved for suspects gets no other requests. ``pool`` contains all workers, ``queues`` the dispatch
+    queue of each role, and ``stages`` the workers of each role that can be routed to.
 
     Attributes:
         has_any: Whether a suspect waits or runs in any stage; while none does, the other methods need not be called.
@@ -32,17 +35,24 @@ class SuspectDispatch(Generic[T]):
         self.has_any = False
 
     def add(self, item: T, role: Role) -> None:
-        """Record that a suspect waits for a worker of ``role``."""
+        """Record that the request ``item``, which is suspected of crashing workers, waits for a worker of ``role``."""
         self._suspects.add((role, item))
         self.has_any = True
 
     def adopt(self, assignment: Assignment[T]) -> None:
-        """Record that a suspect runs alone on its worker, to which another router has sent it."""
+        """Record that a request suspected of crashing workers runs alone on its worker, to which another router has sent it.
+
+        ``assignment`` contains the request and the worker. No other request is sent to this worker until `remove` is called
+        for the request, or until the assignment says that the request is no longer suspected.
+        """
         self.add(assignment.item, assignment.role)
         self._isolated[assignment.role].enter(assignment)
 
     def remove(self, item: T, role: Role) -> None:
-        """Record that a request has left a stage; does nothing if it is not a suspect there."""
+        """Record that a request suspected of crashing workers no longer waits for, or runs on, a worker of ``role``.
+
+        Other requests can then be sent to its worker again. Does nothing for a request that was not added for this role.
+        """
         if self.has_any:
             self._suspects.discard((role, item))
             self.has_any = bool(self._suspects)
@@ -52,10 +62,17 @@ class SuspectDispatch(Generic[T]):
     def dispatch(
         self, role: Role, now_s: float, assign: Callable[[QueuedRequest[T], Role, float], Assignment[T]]
     ) -> Effects[T]:
-        """Give suspects a worker each on which they run alone, the one that has waited longest first.
+        """Assign requests suspected of crashing workers to workers on which each runs alone, the one that has waited longest first.
 
-        In the first stage a suspect waits until a worker of the next stage is free for it as well, so that no KV is held for
-        a suspect that waits there.
+        Returns their assignments; the caller then sends each request to its worker. The list is empty if none waits in the
+        queue of ``role``, or if no worker is free for the first of them. In the first stage (prefill), such a request also
+        waits until it can run alone on a worker of the next stage (decode), so that no KV is held while it waits there.
+
+        Args:
+            role: Role of the workers.
+            now_s: Current time in simulated seconds.
+            assign: Called with a request that has left the queue, the role, and the current time; counts the request as
+                running on its worker, and returns its assignment.
         """
         queue, isolated = self._queues[role], self._isolated[role]
         effects: Effects[T] = []
@@ -85,7 +102,10 @@ class SuspectDispatch(Generic[T]):
         return effects
 
     def are_all_reserved(self, role: Role) -> bool:
-        """Return whether every worker of a role is reserved for suspects."""
+        """Return whether every worker of a role is reserved for requests suspected of crashing workers.
+
+        Other requests then have to wait. True if the role has no worker that can be routed to.
+        """
         return self._stages.names[role] <= self.reserved_workers(role)
 
     def _has_free_worker(self, role: Role, now_s: float) -> bool:
@@ -105,7 +125,10 @@ class SuspectDispatch(Generic[T]):
         )
 
     def reserved_workers(self, role: Role) -> frozenset[str]:
-        """Return the names of the workers that must not get requests other than suspects."""
+        """Return the names of the workers of ``role`` that get only requests suspected of crashing workers now.
+
+        These are the workers on which such a request runs and, if one waits but none runs, the worker that is kept free for it.
+        """
         entry = self._queues[self._stages.entry]
         is_awaited = bool(self._queues[role].isolated)
         if role is not self._stages.entry:

@@ -124,8 +124,8 @@ class AwaitingFirstToken(KeyedAmounts[tuple[str, int]]):
         """Return the tiers whose new requests should not go to a prefill worker now, because the decode workers are behind with the tier.
 
         A tier is held back if two conditions hold at every decode worker named in ``workers``: at least 4 requests of that
-        tier or a higher one wait there for their first token, and these are no fewer than the requests of those tiers that
-        got their first token there within the last 2 s (`WINDOW_S`). The system tier is never held back. Returns an empty
+        tier or a higher one wait there for their first token, and these are at least as many as the requests of those tiers
+        that got their first token there within the last 2 s (`WINDOW_S`). The system tier is never held back. Returns an empty
         set if ``workers`` is empty.
         """
         lowest = max((self._full_rank(each, now_s) for each in workers), default=len(_TIERS))
@@ -178,7 +178,7 @@ class ShareExcess:
             self._excess[tier] = max(0.0, self._excess[tier] - able)
 
     def is_within(self, tier: Tier, most: float) -> bool:
-        """Return whether a tier's requests exceed its share of the capacity by at most ``most`` prompt tokens (a burst)."""
+        """Return whether a tier has requested at most ``most`` prompt tokens more than its share of the capacity recently."""
         return self._excess[tier] <= most
 
 
@@ -279,7 +279,11 @@ class TierControl:
             self._awaiting_first.enter(queued.item, (queued.worker, queued.arrival.rank))
 
     def computed(self, item: Any, now_s: float) -> None:
-        """Record that a request's prompt was computed, or that its first token has arrived from a decode worker."""
+        """Record that a request's prompt was computed, or that its first token has arrived from a decode worker.
+
+        Its prompt tokens then count as computed for its tier, instead of as waiting, and it no longer counts as waiting for a
+        first token. Does nothing for a request that was not recorded. ``now_s`` is in simulated seconds.
+        """
         found = self._uncomputed.leave(item)
         if found is not None:
             self._computed[found[0]].add(found[1], now_s)
@@ -288,7 +292,8 @@ class TierControl:
     def share_deviation(self, tier: Tier, now_s: float) -> float | None:
         """Return a tier's fraction of the prompt tokens computed in the last simulated minute, minus its configured share.
 
-        Returns None if no tokens were computed, or if the tier has no share (system).
+        Both are between 0 and 1; a positive result says that the tier got more than its share. Returns None if no
+        tokens were computed, or if the tier has no share (system).
         """
         sums = {each: sum(window.values(now_s)) for each, window in self._computed.items()}
         total = sum(sums[each] for each in SHARED)
@@ -304,15 +309,15 @@ class TierControl:
         """Return the tiers whose requests must not be sent to prefill workers now, because decode workers are behind with them.
 
         ``workers`` are the names of the decode workers that can be routed to. They are behind with a tier if, at each of
-        them, at least 4 requests of that tier or a higher one wait for a first token, and no fewer than have got theirs
-        within the last 2 s.
+        them, at least 4 requests of that tier or a higher one wait for their first token, and these are at least as many as
+        the requests of those tiers that got their first token there within the last 2 simulated seconds.
         """
         return self._awaiting_first.held(workers, now_s)
 
     def count_requested(self, tier: Tier, tokens: float, stage: FirstStage, now_s: float) -> None:
         """Count the expected uncached prompt tokens of a new request, whether or not it will be admitted.
 
-        `waits_its_turn` compares the sum of a tier with its share of the capacity.
+        `waits_its_turn` then compares what a tier has requested recently with its share of the capacity.
 
         Args:
             tier: Tier of the request.
@@ -330,17 +335,18 @@ class TierControl:
     ) -> bool:
         """Return whether a new request may wait although all workers of a stage are busy, so that its tier gets its configured share.
 
-        It may wait while requests of other tiers occupy the stage, and one of two conditions holds: its own tier has less
-        to compute than its share of `FirstStage.limit_tokens` at each worker (or than one prompt), or fewer of its tokens
-        were admitted recently than its share. Requests of lower tiers in the stage are then not a reason to reject it, and
-        the requests that wait take no longer than the threshold allows. A tier that requests no more than its share may
-        exceed this by a burst, which ends by itself.
+        If this returns False, the caller rejects the request. It may wait while requests of other tiers occupy the stage, and
+        one of two conditions holds: the waiting prompts of its own tier have fewer tokens than the tier's share of
+        `FirstStage.limit_tokens` (the tokens at which a worker is busy) at each worker, or fewer of the tier's tokens were
+        admitted recently than its share of the capacity. So requests of other tiers alone do not cause its rejection, and
+        the tier's own requests wait no longer than the threshold allows. A tier that has requested no more than its share
+        recently may have a burst of prompts waiting instead.
 
         Args:
             tier: Tier of the request; system requests may always wait.
             tokens: Expected uncached tokens of the request's prompt.
-            full: Role of the stage that is full.
-            stage: Capacity of the first stage.
+            full: Role of the stage whose workers are all busy.
+            stage: Capacity of the first stage (prefill or aggregated workers).
             has_blocks: Whether the stage is full only because of prompts to be computed, so that some worker still has KV
                 blocks.
         """
@@ -393,9 +399,10 @@ class TierControl:
         self.monitor.ended(tier, request, now_s)
 
     def tick(self, now_s: float, waiting: Callable[[], Iterable[QueuedRequest[Any]]]) -> None:
-        """Evaluate the tiers' SLOs, and shed more or less, if the last evaluation is at least one simulated second old.
+        """Evaluate the tiers' SLOs, and decide of which tiers new requests are shed (rejected) from now on.
 
-        ``waiting`` returns the requests whose prompts are not computed yet.
+        Does nothing if the last evaluation is less than one simulated second old. ``waiting`` returns the requests
+        whose prompts are not computed yet, so that their waits count as well.
         """
         if now_s - self._evaluated_s >= EVALUATE_S:
             self._evaluated_s = now_s

@@ -223,7 +223,10 @@ class WakeTimes:
             self._wake_started_s = now_s
 
     def served(self, now_s: float) -> None:
-        """Record that every stage has a worker; this ends the measurement of a startup (wake-up), if one is under way."""
+        """Record that every stage has a worker; if a startup (wake-up) is being measured, its duration is stored.
+
+        ``now_s`` is the current time in simulated seconds.
+        """
         self._was_served = True
         if self._wake_started_s is not None:
             self._took_s.append(now_s - self._wake_started_s)
@@ -232,8 +235,9 @@ class WakeTimes:
     def remaining_s(self, now_s: float) -> float | None:
         """Return the expected simulated seconds until workers are ready for waiting requests; None if no startup is under way.
 
-        If the startup (wake-up) under way already takes longer than the slowest of the last 8, or if fewer than 3 were
-        observed, it is expected to take as long again as it has taken so far.
+        They are the duration of the slowest of the last 8 observed startups (wake-ups), minus the time that the present one
+        has taken so far. If that is longer already, or if fewer than 3 were observed, the present one is expected to take as
+        long again as it has taken so far.
         """
         if self._wake_started_s is None:
             return None
@@ -241,10 +245,11 @@ class WakeTimes:
         return slowest_s - past_s if slowest_s is not None and past_s < slowest_s else past_s
 
     def min_remaining_s(self, now_s: float) -> float:
-        """Return the minimum simulated seconds until workers are ready: those left if this startup is as fast as the fastest.
+        """Return the minimum simulated seconds until workers are ready, assuming the fastest of the last 8 observed startups.
 
-        The fastest startup is that of the last 8 observed. Returns 0 if no startup (wake-up) is under way, if fewer than 3
-        were observed, or if the present startup already takes longer than the fastest one.
+        A startup (wake-up) is the time from a request without a worker until every stage has a worker. Returns 0 if no
+        startup (wake-up) is under way, if fewer than 3 were observed, or if the present startup already takes longer than the
+        fastest one.
         """
         if self._wake_started_s is None or len(self._took_s) < MIN_WAKE_SAMPLES:
             return 0.0

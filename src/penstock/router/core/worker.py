@@ -217,7 +217,7 @@ class Worker(WorkerLoad):
 
     @property
     def loses_transfers(self) -> bool:
-        """Whether as many KV transfers in a row were lost as the failures that open the worker's circuit breaker."""
+        """Whether at least as many KV transfers in a row were lost as it takes failed requests to open the circuit breaker."""
         return self.lost_transfers >= self.breaker.threshold
 
     @property
@@ -242,7 +242,9 @@ class Worker(WorkerLoad):
         return outages == self.outages and now_s - failed_s < OUTAGE_S
 
     def suspect(self, problem: str) -> None:
-        """Treat the worker as unhealthy until a health check succeeds, for example after a refused connection.
+        """Treat the worker as unhealthy, so that it gets no requests, until a health check succeeds.
+
+        Called for example after a refused connection.
 
         ``problem`` is the reason for logs and ``/workers``.
         """
@@ -387,7 +389,10 @@ class WorkerPool:
         return self._leaving
 
     def learn_version(self, worker: Worker, version: str | None) -> None:
-        """Record the engine version that a worker's engine reports; ``version`` is None if it reports none."""
+        """Record the engine version that a worker's engine reports, and update `versions_differ`; None if it reports no version.
+
+        Workers of different versions cannot transfer KV to each other.
+        """
         worker.version, worker.is_version_read = version, True
         self.versions_differ = len({each.version for each in self if each.version is not None}) > 1
 

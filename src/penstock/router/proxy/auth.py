@@ -229,7 +229,7 @@ class AdminCheck:
     """
 
     def __init__(self, keys: frozenset[bytes], *, is_local: bool) -> None:
-        """Store the admin keys.
+        """Store the admin keys, one of which a request must contain; if ``keys`` is empty, no key can be required.
 
         ``is_local`` says that only programs on this machine can reach the router, and that all of them are trusted.
         """
@@ -323,9 +323,11 @@ class Cors:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def headers(self, path: str, sent: Mapping[bytes, bytes]) -> Headers:
-        """Return the CORS headers of the response to a request with the headers ``sent``; empty for a path outside of ``/v1``.
+        """Return the CORS headers to add to the response to a request for ``path`` with the headers ``sent``.
 
-        For an origin that is not allowed they contain only Vary.
+        Each is a pair of name and value. They allow a web page of the request's origin to read the response. If the origin is
+        not allowed, or the request has none, the result contains only Vary; for a path outside of ``/v1``, or if no origins
+        are allowed, it is empty.
         """
         if not self._origins or not path.startswith("/v1/"):
             return ()
@@ -337,7 +339,16 @@ class Cors:
         return (vary, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _EXPOSED))
 
     def preflight(self, method: str, path: str, sent: Mapping[bytes, bytes]) -> Headers | None:
-        """Return the headers of a response to a preflight request; None if the request is not a preflight from an allowed origin."""
+        """Return the headers of the response to a preflight (by which a browser asks which requests a web page may send).
+
+        They allow the page's origin to send requests with the headers that it asks for. Returns None if the request is not a
+        preflight, or not from an allowed origin; the request is then treated like any other.
+
+        Args:
+            method: HTTP method of the request; that of a preflight is OPTIONS.
+            path: Path of the request.
+            sent: Headers of the request, values by lower-case name.
+        """
         if method != "OPTIONS":
             return None
         origin = sent.get(b"origin")

@@ -233,7 +233,7 @@ class RequestTrace:
         self._waits_ns: int | None = None
 
     def waits(self, role: str) -> None:
-        """Record that the request starts to wait for a worker of a role."""
+        """Record that the request starts to wait for a worker of ``role``; the span of the wait begins at this moment."""
         self._role, self._waits_ns = role, time.time_ns()
 
     def assigned(self, assignment: LiveAssignment, queued_real_s: float) -> None:

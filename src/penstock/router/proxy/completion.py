@@ -46,7 +46,7 @@ class RequestRefused(Exception):  # noqa: N818 - a refusal is an answer, not a f
 
 
 def not_served(path: str) -> RequestRefused:
-    """Return the rejection of a path that the router does not serve."""
+    """Return the rejection (404) of a request whose ``path`` the router does not serve."""
     return RequestRefused(404, f"path: {path[:200]} is not served here", code="not_found")
 
 

@@ -167,7 +167,11 @@ def retry_after(expected_real_s: float | None, *, floor_s: int, is_rate: bool) -
 
 
 def error_event_of(path: str, response: ErrorResponse) -> bytes:
-    """Return the server-sent event with which a stream that has started ends in an error, in the format of the API at ``path``."""
+    """Return the server-sent event (as bytes) by which the router tells the client that a stream that has started has failed.
+
+    It contains the body of ``response``, because the status of the HTTP response was sent already. ``path`` is the path of
+    the request; it determines the format: that of Anthropic's Messages API or that of OpenAI's APIs.
+    """
     if is_anthropic(path):
         return error_event(anthropic_error(response.status, response.body))
     if response.reason in REJECTIONS:

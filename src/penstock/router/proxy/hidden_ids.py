@@ -22,7 +22,9 @@ def with_ids(request: CompletionRequest) -> CompletionRequest:
 
 
 def without_ids(events: bytes) -> bytes:
-    """Return complete events with null instead of each list of token ids, as if the worker had not been asked for ids.
+    """Return the complete events ``events`` of a stream with null in place of each list of token ids.
+
+    The client then sees what it would have seen if the router had not asked the worker for ids.
 
     A list that has no end, which only a malformed event contains, is not changed.
     """

@@ -147,8 +147,9 @@ def read_usage(usage: Any) -> tuple[int | None, int | None, int | None]:
 def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None:
     """Replace, in place, the cached-token count in the ``usage`` of a decode worker by the count of the prefill worker.
 
-    Decode counts every transferred token as cached, which is not the prompt's cache hit. If the prefill worker reports no
-    count (None), the field becomes null: unknown, not zero.
+    ``usage`` is the usage object of a response (OpenAI's or Anthropic's API), as the client is to see it. Decode counts every
+    transferred token as cached, which is not the prompt's cache hit. If the prefill worker reports no count (None), the field
+    becomes null: unknown, not zero.
     """
     if "input_tokens" in usage:
         messages.with_cached_tokens(usage, cached_tokens)

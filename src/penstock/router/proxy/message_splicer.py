@@ -17,7 +17,8 @@ _REASONS: Final = {"length": "max_tokens"}
 class MessageSplicer(StreamSplicer):
     """Joins the parts of an interrupted stream of Anthropic's Messages API, so that the client sees one stream.
 
-    The stream consists of one text block, whose start the client has: the events that start it are not sent again.
+    The stream consists of one text block, whose start the client has received from the first worker: the events by which
+    the next worker starts the message and the block are left out.
     """
 
     def __init__(self, emitted: EmittedPrefix) -> None:

@@ -74,7 +74,10 @@ class StreamMoves:
             del self._streams[worker]
 
     def end(self, call: CompletionCall) -> None:
-        """Record that a request has ended, so that it no longer counts towards the streams that are being moved at a time."""
+        """Record that the request of ``call`` has ended, so that it no longer counts as a stream that is being moved.
+
+        At most 8 streams of a router are moved at a time. Does nothing for a stream that is not being moved.
+        """
         self._moving.discard(call)
 
     def tick(self) -> None:

@@ -46,7 +46,7 @@ class NotResumable:
 
     @property
     def row(self) -> str:
-        """Description and reason, and whether the stream can be resumed by tokens nevertheless, as docs/router.md shows them."""
+        """Text of the reason for the table in docs/router.md: `what` and `why`, and whether the stream can be resumed by tokens."""
         return str(self) if self.binds_tokens else f"{self} (not with `continueBy: tokens`)"
 
 

@@ -259,7 +259,10 @@ def _messages(request: CompletionRequest) -> Sequence[Mapping[str, Any]]:
 
 
 class PromptReader:
-    """Reads prompts (makes prefix keys of them) without blocking the event loop: long ones in threads.
+    """Makes the prefix keys of prompts without blocking the event loop: those of long prompts in threads.
+
+    A prefix key is the hash of one block of a prompt and of all that precedes it; routing policies recognize common prefixes
+    by these keys.
 
     ``exact`` says how keys are made from tokens; None makes them from bytes, except for prompts sent as token ids.
     """
@@ -269,9 +272,9 @@ class PromptReader:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompts")
 
     def read_at_once(self, request: CompletionRequest) -> Keyed | None:
-        """Return the prefix keys of a request's prompt; None if it is too long to be read without delaying other requests.
+        """Return the prefix keys of a request's prompt; None if the prompt is so long that making them would delay other requests.
 
-        The caller must then await `read`, which reads it in a thread.
+        The caller must then await `read`, which makes them in a thread.
         """
         if self._exact is not None and self._exact.tokenizer is not None:
             # A template includes tools and tool calls in the prompt as well.
@@ -282,7 +285,7 @@ class PromptReader:
         return read_prompt(request, self._exact) if is_short else None
 
     async def read(self, request: CompletionRequest) -> Keyed:
-        """Return the prefix keys of a long prompt, which is read in a thread.
+        """Return the prefix keys of a long prompt, and its number of tokens if exactly known; they are made in a thread.
 
         If the call is cancelled before the thread has started with it, the prompt is not read.
         """

@@ -90,7 +90,11 @@ _OF_TEXT: Final = frozenset({TEXT, WIDE})
 
 
 class PromptCosts:
-    """Learned token costs of the parts of one model's prompts: tokens per byte of text, per image, per tool definition and so on."""
+    """Estimates the number of tokens of one model's prompts from the sizes of their parts, before a worker has counted them.
+
+    The estimate is the sum of the parts' sizes, each times a cost: tokens per byte of text, per image, per byte of tool
+    definitions and so on. The costs are learned from the numbers of tokens that workers count.
+    """
 
     __slots__ = ("_blocks", "_rates", "_text")
 

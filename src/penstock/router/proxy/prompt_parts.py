@@ -59,7 +59,10 @@ def size_of(text: str) -> int:
 
 
 class PromptMeter:
-    """Adds up the parts of one prompt, and recognizes long texts that often recur in other requests (system prompts, tools).
+    """Adds up the sizes of the parts of one prompt, from which the number of its tokens is then estimated.
+
+    Long texts that often recur in other requests (system prompts, tools) become parts of their own, with a hash, because the
+    number of their tokens is learned separately.
 
     Attributes:
         text_bytes: Number of UTF-8 bytes of the prompt's text, including recognized blocks.
@@ -78,7 +81,11 @@ class PromptMeter:
         return (*self._blocks, *(PromptPart(kind, units) for kind, units in self._counts.items()))
 
     def add_message(self, message: Mapping[str, Any]) -> None:
-        """Add one message of a chat, or one item of a response's input."""
+        """Add the size of one message of a chat, or of one item of the input of the Responses API, to the sizes of the prompt.
+
+        ``message`` is the JSON object as the client sent it: ``role``, ``content``, ``tool_calls``, ``type`` and so on. Its
+        text is added to `text_bytes`, everything else to `parts`.
+        """
         self._count(MESSAGE, 1)
         content = message.get("content")
         if message.get("role") in _SYSTEM:
@@ -97,7 +104,12 @@ class PromptMeter:
             self.add_content(message.get("output"))
 
     def add_system(self, content: Any) -> None:
-        """Add a system prompt, which is often the same in many requests."""
+        """Add the size of a system prompt to the sizes of the prompt.
+
+        ``content`` is the value of its ``content`` key: a text, or a list of objects, each a part of the content. A text of
+        at least 1 KiB gets a part of its own in `parts`, with a hash, so that the number of its tokens, once learned, is
+        used for every later request with the same system prompt.
+        """
         if isinstance(content, str) and len(content) >= _BLOCK_BYTES:
             raw = content.encode("utf-8", "surrogatepass")
             self.text_bytes += len(raw)
@@ -106,14 +118,22 @@ class PromptMeter:
             self.add_content(content)
 
     def add_content(self, content: Any) -> None:
-        """Add the content of a message: a text, or a list of texts, images and other parts."""
+        """Add the size of a message's content to the sizes of the prompt: text to `text_bytes`, images and so on to `parts`.
+
+        ``content`` is a text, or a list of JSON objects, each a text, an image or another part. Anything else adds nothing.
+        """
         if isinstance(content, str):
             self._add_text(content)
         else:
             self._add_parts(content)
 
     def add_tools(self, tools: Any) -> None:
-        """Add the definitions of tools, which are often the same in many requests."""
+        """Add the size of a request's tool definitions to `parts`, with a hash by which the same tools are recognized again.
+
+        Many requests contain the same tools, so that the number of their tokens, once learned, is used for every later
+        request with the same hash. ``tools`` is the value of the body's ``tools`` key, a list of JSON objects; an empty list,
+        or anything else, adds nothing.
+        """
         if isinstance(tools, list) and tools:
             raw = orjson.dumps(tools)
             self._blocks.append(PromptPart(TOOLS, len(raw), xxhash.xxh3_64_intdigest(raw)))

@@ -59,12 +59,12 @@ class QueriesOfDeath:
         return digest
 
     def check(self, body: bytes) -> None:
-        """Check that a request with this body is not rejected because such a request has crashed workers within the last 10 minutes.
+        """Check that no request with the same body has crashed workers within the last 10 simulated minutes.
 
-        The minutes are simulated ones.
+        ``body`` is the body as the client sent it. Returns nothing if the request may be served.
 
         Raises:
-            RequestRefused: 422, requests with this body are rejected now.
+            RequestRefused: 422, a request with this body has crashed workers, so that requests with it are rejected now.
         """
         if not self._rejected:
             return

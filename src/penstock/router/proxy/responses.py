@@ -17,7 +17,7 @@ _SHOWN_CHARACTERS: Final = 100
 
 
 def check_follow_up(body: Mapping[str, Any], pool: Iterable[Worker]) -> None:
-    """Check that every worker could answer a request to /v1/responses, whichever is chosen.
+    """Check that a request to /v1/responses can be answered by any worker, because the router sends it to whichever it chooses.
 
     Args:
         body: Body of the request.
@@ -46,7 +46,10 @@ def check_follow_up(body: Mapping[str, Any], pool: Iterable[Worker]) -> None:
 
 
 def not_relayed(path: str) -> RequestRefused:
-    """Return the rejection of a request to fetch, cancel or delete an earlier response of the Responses API."""
+    """Return the rejection (404) of a request to fetch, cancel or delete an earlier response, which the router does not relay.
+
+    ``path`` is the path of the request, below ``/v1/responses``; the message names the part that identifies the response.
+    """
     shown = path.removeprefix(RESPONSES)[:_SHOWN_CHARACTERS]
     return RequestRefused(
         404,

@@ -62,7 +62,11 @@ class StreamContinuations:
         self._total = RecordedBytes()
 
     def requests_token_ids(self, request: CompletionRequest) -> bool:
-        """Return whether the worker of a request is asked for token ids, by which another worker could resume the stream."""
+        """Return whether the router asks the worker for token ids, so that another worker can resume the stream by these ids.
+
+        False if the graph resumes no streams or resumes them by text, if ``request`` is not for a stream, or if its stream
+        cannot be resumed by tokens.
+        """
         return (
             self._by_tokens
             and request.stream
@@ -71,9 +75,11 @@ class StreamContinuations:
         )
 
     def resumable_stream_of(self, call: CompletionCall) -> ResumableStream | None:
-        """Return the state of a stream that starts, or is resumed by another worker; the stream is recorded from now on.
+        """Return the state by which another worker can resume the stream of ``call`` if it breaks off; None if none could.
 
-        Returns None if no other worker could resume the stream if it breaks off.
+        Called when a worker starts to send the stream. The first call creates the state and stores it in ``call``: the events
+        that the client gets are recorded there from now on. Later calls, for the workers that resume it, return the same
+        state.
         """
         if (
             call.resumable is None
@@ -160,14 +166,20 @@ class StreamContinuations:
         return not refusal_of_stream(resumable.record, resumable.emitted)
 
     def count_resumed(self, call: CompletionCall, reason: str) -> None:
-        """Count and log a stream that is resumed on another worker because of ``reason``."""
+        """Count in the router's metrics, and log, that the stream of ``call`` is resumed on another worker.
+
+        ``reason`` is the reason of the failure that broke it off, from a fixed set of values (or ``drain``: it was moved).
+        """
         splicer = _resumable(call).splicer
         assert splicer is not None  # noqa: S101 - its rest was read
         self._metrics.continuations[reason] += 1
         log.info("stream continues elsewhere", reason=reason, left=call.worker, tokens=splicer.tokens)
 
     def record_lost(self, call: CompletionCall, step: StreamLost) -> None:
-        """Count and log an interrupted stream that cannot be resumed; ``step`` says why, and which failure broke it off."""
+        """Count in the router's metrics, and log, that the interrupted stream of ``call`` is not resumed.
+
+        ``step`` contains why it is not resumed, and the reason of the failure that broke it off.
+        """
         why = step.why
         if why == "request":
             why = "" if call.requests_token_ids else refusal_of(call.request)

@@ -193,7 +193,10 @@ class StreamRecord:
         self._end_batch()
 
     def problem(self) -> NotResumable | None:
-        """Return what the present worker has sent that prevents another worker from resuming the stream; None if nothing does."""
+        """Return the reason in the recorded events for which another worker cannot resume the stream; None if there is none.
+
+        Reads that were not parsed yet are parsed first.
+        """
         self.read()
         return self._problem
 
@@ -202,10 +205,11 @@ class StreamRecord:
         return "".join(self._texts)
 
     def steps(self) -> Iterator[tuple[int, int]]:
-        """Yield, for each event with text from the last to the first, the numbers of tokens and characters up to its end.
+        """Yield, for each recorded event with text from the newest to the oldest, two numbers of the text up to the event's end.
 
-        The iteration ends at an event after which the text can certainly be cut, so that another worker resumes the stream
-        there.
+        They are the number of tokens and the number of characters. The caller looks for the newest event after which the text
+        can be cut, so that another worker resumes the stream there. The iteration stops after an event at which the text can
+        certainly be cut.
         """
         for run in reversed(self._runs):
             yield from run.steps()

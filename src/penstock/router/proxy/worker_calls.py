@@ -68,7 +68,7 @@ _Read = Callable[[CompletionCall, LiveAssignment, StreamingResponse], Awaitable[
 
 
 class WorkerCalls:
-    """Calls the workers of one router's requests, and reports the outcomes to the workers' circuit breakers.
+    """Sends the requests of one router to workers, and reports to each worker's circuit breaker whether its response was correct.
 
     Attributes:
         request_real_s: Total timeout of a request in real seconds.
