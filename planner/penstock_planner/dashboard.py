@@ -146,7 +146,12 @@ class Dashboard:
             self._write(partial(self._draw, {EXPECTED: tokens_per_s}, view, at_s=at_s))
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Write the decision and the newest replica changes before it as text, and draw TTFT and ITL since the previous decision."""
+        """Write the decision and the newest replica changes before it as text, and draw TTFT and ITL since the previous decision.
+
+        Args:
+            decision: The decision, which is recorded and not carried out yet.
+            view: State of the planner at the newest tick (metrics scrape).
+        """
         self._stats.decided(decision, view)
         self._history.decided(decision, view)
         step = _step(view)

@@ -118,12 +118,15 @@ class History:
         self._gpu_s = 0.0
 
     def tick(self, view: PlannerView) -> bool:
-        """Record the planner's state at a tick, at most once every 10 simulated seconds (`MOMENT_S`); return whether it was recorded."""
+        """Add the planner's state at a tick to this history, at most once every 10 simulated seconds (`MOMENT_S`).
+
+        Returns whether it was added.
+        """
         demand = None if view.pull is None else view.pull.demand
         return self._take(view.at_s - view.origin_s, view.pools, view.gpus, demand, view.scheduled)
 
     def pulled(self, pull: Pull, origin_s: float, gpus: int) -> None:
-        """Record a metrics scrape of an earlier run of the planner for the overview picture.
+        """Add a metrics scrape of an earlier run of the planner to this history, so that the overview picture shows that run too.
 
         Args:
             pull: The metrics scrape, as in the ledger (the decision log).
@@ -163,11 +166,21 @@ class History:
         return True
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Record a decision for the overview picture if it changes replicas; does nothing for other decisions."""
+        """Add a decision to this history of the overview picture if it changes replicas; does nothing for other decisions.
+
+        Args:
+            decision: The decision.
+            view: State of the planner at the newest tick (metrics scrape), whose time is used.
+        """
         self.fill(decision, view.at_s - view.origin_s)
 
     def fill(self, decision: Decision, at_s: float) -> None:
-        """Record a decision made at ``at_s`` (simulated seconds since the planner first started), if it changes replicas."""
+        """Add a decision of an earlier time to this history of the overview picture, if it changes replicas.
+
+        Args:
+            decision: The decision.
+            at_s: Time of the decision, simulated seconds since the planner first started.
+        """
         words = [role.sentence for role in decision.roles if role.desired != role.current]
         if words:
             self._changes.append(Change(at_s, decision.id, "; ".join(words)))

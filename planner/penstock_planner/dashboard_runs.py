@@ -51,7 +51,10 @@ class FlatParts:
         self._largest: dict[str, float] = {}
 
     def add(self, curve: str, tag: str, point: Point) -> list[Point]:
-        """Return the points to write now, oldest first: ``point``, after the last one left out if the curve was flat; or none.
+        """Return the points of a curve that must be written now that ``point`` is its newest, oldest first.
+
+        Empty if ``point`` is left out, because it continues a flat part. If ``point`` ends a flat part, the last point
+        that was left out comes before it, so that the line stays flat up to there. Otherwise the result is ``point``.
 
         Args:
             curve: Name of the curve.
@@ -72,15 +75,20 @@ class FlatParts:
         return [point]
 
     def rest(self) -> list[tuple[str, str, Point]]:
-        """Return the newest point of each curve that was left out, with curve and tag, for the end of the run."""
+        """Return the points to write at the end of the run, so that flat curves reach the end: (curve, tag, point).
+
+        They are the newest point of each curve, for those curves whose newest point was left out.
+        """
         return [(*key, point) for key, point in self._left_out.items()]
 
 
 def run_of(curve: str, tag: str) -> str:
-    """Return the name of the run of a curve, which names its charts too: ``replicas/ready`` in the chart ``replicas/decode``.
+    """Return the name of the TensorBoard run that draws a curve: the first part of the chart's tag, "/" and the curve.
+
+    Example: the curve ``ready`` in the chart ``replicas/decode`` is drawn by the run ``replicas/ready``.
 
     Args:
-        curve: Name of the curve; empty for the run of the folder itself, whose name is empty.
+        curve: Name of the curve. If it is empty, the result is empty too, which is the run of the folder itself.
         tag: Tag of the chart, such as ``replicas/decode``; charts with the same first part share their runs.
     """
     return f"{tag.partition('/')[0]}/{curve}" if curve else ""
@@ -140,8 +148,8 @@ class Runs:
         """Write one point for each pair of curve and chart, all at the same step; most points of flat parts are left out.
 
         Args:
-            found: Values of the points by (name of the curve, tag of the chart). An empty name stands for the run of
-                the folder itself.
+            found: Values of the points by (name of the curve, tag of the chart). An empty name means the run of the
+                folder itself.
             wall_s: Time of the points, real seconds since 1970.
             step: Position on the charts' axis, simulated seconds.
         """

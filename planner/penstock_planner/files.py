@@ -200,6 +200,10 @@ class FileObservers:
         """Queue a decision to be written. If the queue is full, a decision that changes no replicas is dropped instead.
 
         A decision that changes replicas is never dropped.
+
+        Args:
+            decision: The decision, which is recorded and not carried out yet.
+            view: State of the planner at the newest tick (metrics scrape).
         """
         if any(role.desired != role.current for role in decision.roles):
             self._submit(lambda: self._observers.decided(decision, view), view, is_tick=False)
@@ -311,6 +315,10 @@ class SnapshotWriter:
         """Write the planner's state to ``state.json`` with this decision as the newest.
 
         A decision that changes replicas is also added to the list of replica changes.
+
+        Args:
+            decision: The decision, which is recorded and not carried out yet.
+            view: State of the planner at the newest tick (metrics scrape).
         """
         self._newest = _shown(decision, decision.at_s - view.origin_s, view.wall_s)
         if decision.changes:

@@ -65,8 +65,9 @@ class Recorder:
     def record(self, asked: RecordDecision) -> bool:
         """Write a decision durably to the ledger (the decision log); return whether that succeeded.
 
-        A decision that changes nothing and equals the last written one is only counted, since a replay of the ledger's
-        metrics makes it again; True is returned for it.
+        A decision that changes nothing and equals the last written one is left out, since a replay of the ledger's
+        metrics makes it again. Then True is returned, and the next decision record contains the number of decisions
+        that were left out before it.
 
         Args:
             asked: Request of the planner's core, with the decision and its record.

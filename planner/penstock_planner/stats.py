@@ -102,7 +102,11 @@ class PlannerStats:
         self._errors_seen = 0
 
     def tick(self, view: PlannerView) -> None:
-        """Record the values of a tick: replicas, GPUs, metrics and errors in writing the decision log."""
+        """Store the values of a tick (metrics scrape) in these statistics: replicas, GPUs, metrics and errors of the decision log.
+
+        Args:
+            view: State of the planner at the tick.
+        """
         if self.view is not None:
             self.gpu_seconds += view.gpus * max(0.0, view.at_s - self.view.at_s)
         self.ticks += 1
@@ -125,7 +129,12 @@ class PlannerStats:
             self._rejected += view.pull.demand.refused + view.pull.demand.timed_out
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Record a decision: its forecast, its use of the performance profile, and the latencies since the previous decision."""
+        """Store the values of a decision in these statistics: counts, forecast, use of the profile, latencies since the last one.
+
+        Args:
+            decision: The decision, which is recorded and not carried out yet.
+            view: State of the planner at the newest tick (metrics scrape).
+        """
         for role in decision.roles:
             self.decisions[role.role.value, role.action.value, role.rule, role.reason.value] += 1
         steps = {

@@ -261,7 +261,11 @@ class StatusListener:
             self._calm = (PlannerReason.OBSERVING, f"decides every {config.interval_s:g} s")
 
     def tick(self, view: PlannerView) -> None:
-        """Update the graph's report by the state of the planner loop at a tick (a metrics scrape)."""
+        """Update the graph's report from the state of the planner loop at a tick (a metrics scrape).
+
+        Args:
+            view: State of the planner at the tick.
+        """
         reason, message = self._reason(view)
         self._is_edited = self._is_edited or self._is_left(view)
         if view.phase is PlannerPhase.TARGET_UNAVAILABLE:
@@ -278,7 +282,7 @@ class StatusListener:
         self._say(self._report)
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Update the graph's report by a decision, and pass it on at once if the decision changes replicas.
+        """Update the graph's report from a decision. The report is passed on at once if the decision changes replicas.
 
         From the decision come the limits that keep a role from the replicas it needs, the fractions of requests on
         time, the replicas requested from a GPU pool, and the reasons of failed scale-ups. The sentences of the decision
@@ -594,7 +598,14 @@ class EventListener:
         """Do nothing; ticks (metrics scrapes) cause no Kubernetes Events."""
 
     def decided(self, decision: Decision, view: PlannerView) -> None:  # noqa: ARG002 - the listener's shape
-        """Emit one Kubernetes Event for each role whose replicas change or whose scale-up failed. Does nothing in no-operation mode."""
+        """Emit one Kubernetes Event for each role whose replicas change or whose scale-up failed.
+
+        Does nothing in no-operation mode.
+
+        Args:
+            decision: The decision, which is recorded and not carried out yet.
+            view: State of the planner at the newest tick (metrics scrape); not used.
+        """
         for role in decision.roles:
             if not decision.no_operation and (
                 role.action is not Action.HOLD or role.reason is Reason.NEVER_READY

@@ -128,7 +128,9 @@ class Watch:
         return self._graphs.objects.get(key)
 
     def of(self, key: Key) -> GraphWatch:
-        """Return a view of one graph's ScalingAdapters, pods and GPU pool grant; the view follows later changes.
+        """Return a view of one graph's ScalingAdapters, pods, and the GPUs that its GPU pool lets it hold.
+
+        The view follows later changes in the cluster.
 
         Args:
             key: Namespace and name of the graph.
@@ -173,7 +175,7 @@ class Watch:
 
 
 class GraphWatch:
-    """View of one graph's ScalingAdapters, pods and GPU pool grant, which follows changes in the cluster.
+    """View of one graph's ScalingAdapters, pods, and the GPUs that its GPU pool lets it hold; it follows changes in the cluster.
 
     The returned objects must not be changed.
     """

@@ -80,5 +80,9 @@ def without_pending_scale_up(state: PlannerState, role: Role) -> PlannerState:
     """Return the planner's state without the role's pending scale-up, one whose replicas are not all ready yet.
 
     Used if the backend (Kubernetes or local processes) refused the scale-up, or if the scale-up was dropped.
+
+    Args:
+        state: State of the planner before.
+        role: Role whose scale-up is not waited for any more.
     """
     return replace(state, roles={**state.roles, role: replace(state.of(role), pending_replicas=None)})

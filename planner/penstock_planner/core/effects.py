@@ -31,7 +31,10 @@ class RecordDecision:
 
 @dataclass(frozen=True, slots=True)
 class ObserveAt:
-    """Action that the driver (real-time loop or simulator) has to carry out: end the tick, and read the replicas from the backend at a later time.
+    """Action that the driver (real-time loop or simulator) has to carry out: wait until a given time, then read the replicas.
+
+    The present tick (metrics scrape) of the planner is over. The replicas are read from the backend (Kubernetes or
+    local processes).
 
     The driver answers with the `TargetState` (replica counts and worker addresses), or with None if the backend
     (Kubernetes or local processes) cannot be read.

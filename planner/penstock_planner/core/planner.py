@@ -120,8 +120,8 @@ class PlannerCore:
         Args:
             now_s: Present time, in simulated seconds.
             history: State read from the ledger (the decision log); None if there is none.
-            gone_s: Time since the ledger's newest record by the wall clock, converted to simulated seconds. Used if the
-                times in ``history`` were measured on another clock, so that they cannot be compared with ``now_s``.
+            gone_s: Time since the ledger's newest record by the wall clock, converted to simulated seconds. Used to
+                convert the times in ``history`` if they were measured on another clock than ``now_s``.
         """
         self._now_s, self._effects = now_s, []
         self._ticks = self._tick_by_tick(self._begin(history, gone_s))

@@ -85,7 +85,7 @@ Apply = Callable[[Proposals, Facts], Proposals]
 
 
 def each_role(change: Callable[[RoleProposal, Facts], RoleProposal]) -> Apply:
-    """Return the function of a rule that changes the proposal of each role by itself, without a look at the others."""
+    """Return a function that applies ``change`` to the proposal of each role separately, for a rule that looks at one role only."""
 
     def apply(proposals: Proposals, facts: Facts) -> Proposals:
         return proposals.with_roles([change(each, facts) for each in proposals.roles])

@@ -51,7 +51,7 @@ class PolicyState:
     def resumed(self, by_s: float, now_s: float) -> Self | None:
         """Return the state after a restart of the planner, with all times in it converted to the current clock; None to drop it.
 
-        Here it is dropped if the clock differs, because it is unknown which of its values are times.
+        This base class returns None unless ``by_s`` is 0, because it does not know which of its values are times.
 
         Args:
             by_s: Seconds to add to each time, which is measured on the clock of the previous run; can be negative.
@@ -61,7 +61,10 @@ class PolicyState:
         return None if by_s else self
 
     def for_other_graph(self) -> Self | None:
-        """Return the state with which the planner of another graph of the same model can start; None, as here, if there is none."""
+        """Return the state with which the planner of another graph of the same model can start; None if there is none.
+
+        This base class returns None.
+        """
         return None
 
 

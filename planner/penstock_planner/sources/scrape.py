@@ -55,6 +55,10 @@ class MetricsPages:
     async def fetch(self, base_url: str, path: str = METRICS_PATH) -> str:
         """Return the text of the metrics page at ``base_url`` + ``path``.
 
+        Args:
+            base_url: Base URL of the process, without a trailing slash.
+            path: Path of the page, with a leading slash.
+
         Raises:
             ObservationError: the process did not answer within a real second (`PULL_TIMEOUT_S`), the pause after its
                 earlier failures has not ended, the answer is incomplete, or its status is not 200.

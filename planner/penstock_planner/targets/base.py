@@ -34,20 +34,22 @@ class TargetState:
 
     Attributes:
         pools: Replica counts by role, for the worker roles that the graph has.
-        is_adjusting: Whether a requested replica has not been ready yet, or a replica is draining. A worker that restarts after a crash is
-            not an adjustment.
+        is_adjusting: Whether a requested replica has not been ready yet, or a replica is draining. A worker that
+            restarts after a crash is not an adjustment.
         endpoints: Addresses of the ready workers.
         edited: Roles whose number of replicas another client than the planner has set since the last snapshot.
         writers: Name of the client that set the number of replicas last, by role; a role for which the client is
             unknown is absent.
         failures: Newest reason for which a replica of a role counts as failed, by role. A failed replica holds no GPU
             and is not counted in ``pools``.
-        never_ready: Reason for which a replica that counts as starting will never become ready, for each role with such a replica.
+        never_ready: Reason for which a replica that counts as starting will never become ready, for each role with such
+            a replica.
         grant: GPUs that a GPU pool grants to the graph; None if it is in no pool.
         grant_note: Name of the pool, the graphs holding GPUs that this one lacks, and the expected time of their
             return; empty without a pool.
         guaranteed: GPUs that the pool guarantees to the graph; None if it is in no pool or the guarantee is unknown.
-        watched: Replicas of a fleet that something else scales, as in `Pull.watched`; None except in shadow mode.
+        watched: Replica counts by role of the real fleet, which something else than the planner scales, in shadow mode;
+            ``pools`` are then those that the planner would have. None in other modes.
     """
 
     pools: Mapping[Role, PoolCounts]

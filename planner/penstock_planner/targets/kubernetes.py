@@ -212,12 +212,18 @@ class KubernetesTarget:
     async def switch(
         self, giver: Role, taker: Role, *, replicas: Mapping[Role, int], decision_id: str
     ) -> None:
-        """Have workers of the role ``giver`` become workers of the role ``taker``, by writing the numbers of replicas of both roles.
+        """Have workers of the role ``giver`` become workers of the role ``taker``.
 
-        The operator then lets draining workers replace the pods that wait for GPUs. The number of ``taker`` is written
-        first, so that a new pod of ``taker`` already waits for GPUs when a worker of ``giver`` becomes idle. If the
-        second write fails, that pod continues to wait, because it exceeds the GPU budget, and the planner decides
-        again.
+        This method writes the numbers of replicas of both roles to their ScalingAdapters. The operator then lets
+        draining workers replace the pods that wait for GPUs. The number of ``taker`` is written first, so that a new
+        pod of ``taker`` already waits for GPUs when a worker of ``giver`` becomes idle. If the second write fails, that
+        pod continues to wait, because it exceeds the GPU budget, and the planner decides again.
+
+        Args:
+            giver: Role that loses workers.
+            taker: Role that gains the workers.
+            replicas: Desired number of replicas of both roles, by role.
+            decision_id: Id of the planner's decision, for logs and events.
         """
         await self.scale(taker, replicas[taker], decision_id=decision_id)
         await self.scale(giver, replicas[giver], decision_id=decision_id)

@@ -18,7 +18,10 @@ from penstock_planner.decide.state import RoleState
 
 
 def hold_after_failure(proposal: RoleProposal, facts: Facts) -> RoleProposal:
-    """Return the proposal, held back if it is a scale-up and the last scale-up of the role failed too recently, see `back_off`.
+    """Return the proposal, with a scale-up replaced by no change while the back-off of the role lasts.
+
+    The back-off is a number of decisions in which a role must not grow after a scale-up of it was rolled back. Other
+    proposals are returned unchanged.
 
     Args:
         proposal: Proposed change of one role.
@@ -28,10 +31,10 @@ def hold_after_failure(proposal: RoleProposal, facts: Facts) -> RoleProposal:
 
 
 def back_off(proposal: RoleProposal, state: RoleState) -> RoleProposal:
-    """Return the proposal, held back if it is a scale-up and the last scale-up of the role failed too recently.
+    """Return the proposal, with a scale-up replaced by no change while the back-off of the role lasts.
 
-    Returns other proposals unchanged. The role waits for a number of decisions (its back-off) regardless of the ready
-    replicas, because the next scale-up would probably fail in the same way.
+    The back-off is a number of decisions in which a role must not grow after a scale-up of it was rolled back, because
+    the next scale-up would probably fail in the same way. Other proposals are returned unchanged.
 
     Args:
         proposal: Proposal of the role.
@@ -49,8 +52,8 @@ def with_observed_counts(role: Role, pool: PoolCounts, before: RoleState, config
 
     A grace period, in which the role must not shrink, starts if more decode (or aggregated) workers are ready than at
     the last decision, because each new worker has an empty KV cache. It does not matter whether the planner or another
-    client started the workers, or whether they return from a crash. The first decision also starts one, for the workers
-    that started with the graph.
+    client started the workers, or whether they return from a crash. The first decision also starts a grace period, for
+    the workers that started with the graph.
 
     A pending scale-up is cleared if all its replicas are ready, or if fewer replicas exist than it requested. The
     failure count is cleared if as many replicas are ready as a failed scale-up requested.
@@ -81,9 +84,13 @@ def after_decision(state: RoleState, config: DecideConfig) -> RoleState:
     """Return the role's state after one more decision, with its counts of decisions updated.
 
     The remaining decisions in which it must not shrink (``grace``) or grow (``backoff``) are one fewer, and the
-    decisions since another client set its replicas (``since_write``) are one more. Such writes are forgotten 16
-    adjustment intervals (`MAX_BACKOFF_INTERVALS`) after the planner has resumed scaling the role, if there was no
-    further write.
+    decisions since another client set its replicas (``since_write``) are one more. The writes of other clients are
+    forgotten 16 adjustment intervals (`MAX_BACKOFF_INTERVALS`) after the planner has resumed scaling the role, if there
+    was no further write.
+
+    Args:
+        state: State of the role before the decision.
+        config: Configuration with the length of the intervals.
     """
     state = replace(state, grace=max(0, state.grace - 1), backoff=max(0, state.backoff - 1))
     if not state.foreign_writes:
@@ -100,6 +107,10 @@ def rolled_back(state: RoleState, config: DecideConfig) -> RoleState:
     This time, the back-off, is 2, 4, 8, 16, 16... adjustment intervals, depending on the number of consecutive
     failures. A mode that decides several times per adjustment interval needs correspondingly more decisions for the
     same time.
+
+    Args:
+        state: State of the role, in which the scale-up is pending.
+        config: Configuration with the number of decisions per adjustment interval.
     """
     failed_scale_ups = state.failed_scale_ups + 1
     backoff = min(2 ** min(failed_scale_ups, 8), MAX_BACKOFF_INTERVALS) * config.decisions_per_adjustment

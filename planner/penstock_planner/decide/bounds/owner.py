@@ -60,7 +60,12 @@ def is_ceded(role: Role, state: RoleState, config: DecideConfig) -> bool:
     """Return whether the planner does not scale the role at this decision, because another client does.
 
     The planner never scales a role that is managed externally (``scaling.managedBy: external``), and does not scale any
-    other role for some decisions after another client has written its replica count.
+    other role for some decisions after another client has written that role's replica count.
+
+    Args:
+        role: Role to look up.
+        state: State of the role, with the writes of other clients.
+        config: Configuration with the externally managed roles and the length of the intervals.
     """
     return role in config.external or state.since_write < cede_decisions(state, config) - 1
 
@@ -114,6 +119,10 @@ def cede_decisions(state: RoleState, config: DecideConfig) -> int:
 
     The number is that of one adjustment interval, doubled with each consecutive write of another client, at most that
     of 16 intervals. It is 0 if no other client has written.
+
+    Args:
+        state: State of the role, with the number of consecutive writes.
+        config: Configuration with the number of decisions per adjustment interval.
     """
     if not state.foreign_writes:
         return 0

@@ -38,12 +38,19 @@ def bid(proposals: Proposals, facts: Facts) -> Proposals:
 
 
 def bids_of(proposals: Sequence[RoleProposal], config: DecideConfig) -> dict[Role, RoleBid]:
-    """Return each role's bid for GPUs of the GPU pool, by role: the number of replicas that the role requests, whether or not GPUs are available.
+    """Return the bid of each role for GPUs of the GPU pool, by role: the number of replicas that the role requests.
 
-    A bid also contains the role's minimum and the GPUs of one replica; the number is within the role's minimum and
-    maximum. If the pool grants the graph fewer GPUs than it requested, a role requests replicas only for its arriving
-    requests and not for its queue. A queue grows as long as any role lacks workers, and most of its requests are late
-    already. A bid that grew with the queue would take GPUs from the graph's other role and from other graphs.
+    The number does not depend on whether GPUs are available.
+
+    A bid also contains the role's minimum and the GPUs of one replica. The number of replicas is within the role's
+    minimum and maximum. If the pool grants the graph fewer GPUs than it requested, a role requests replicas only for
+    its arriving requests and not for its queue. A queue grows as long as any role lacks workers, and most of its
+    requests are late already. A bid that grew with the queue would take GPUs from the graph's other role and from other
+    graphs.
+
+    Args:
+        proposals: Proposed changes of all roles, before rules about the available GPUs reduce them.
+        config: Configuration with the bounds of the replicas and the GPUs that the pool grants.
     """
     found = {}
     for each in proposals:
@@ -151,7 +158,10 @@ def bids_in(decision: Decision) -> dict[Role, RoleBid]:
 
 
 def bid_sizes(decision: Decision) -> tuple[int, ...] | None:
-    """Return the GPUs of each replica that a decision requests from the GPU pool, in order of need; None if it records no request."""
+    """Return the GPUs of each replica that a decision requests from the GPU pool; None if the decision records no request.
+
+    The replicas that are needed most come first.
+    """
     bids = bids_in(decision)
     return tuple(bids[role].gpus for role in by_need(bids)) if bids else None
 

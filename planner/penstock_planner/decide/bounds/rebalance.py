@@ -17,9 +17,10 @@ _NOT_FREED = frozenset({Reason.GPU_BUDGET, Reason.GPU_BUDGET_YIELDED, Reason.AT_
 
 
 def end_rebalance(proposals: Proposals, facts: Facts) -> Proposals:
-    """Return the proposals with a note on each role whose reservation of GPUs ends, because the role does not want to grow any more.
+    """Return the proposals, with a sentence added to each role that has GPUs reserved and does not want to grow any more.
 
-    The GPUs that another role gives up are reserved for a role that lacks GPUs.
+    GPUs that another role gives up are reserved for a role that lacks GPUs. The sentence says that the reservation is
+    abandoned; `update_reservations` drops the reservation itself.
 
     Args:
         proposals: Proposed changes of all roles.
@@ -35,7 +36,9 @@ def end_rebalance(proposals: Proposals, facts: Facts) -> Proposals:
 
 
 def update_reservations(proposals: Proposals, facts: Facts) -> Proposals:
-    """Return the proposals with the roles for which GPUs are reserved, and with a note on each role that this concerns.
+    """Return the proposals with the set of roles for which GPUs are reserved from this decision on.
+
+    The explanation of each role whose reservation starts, continues or ends, or cannot start, says so.
 
     A reservation keeps GPUs that another role gives up for a role that lacks GPUs. It starts if only the budget holds a
     role back, another role shrinks in the same decision, and enough GPUs for one replica can become free at all. It

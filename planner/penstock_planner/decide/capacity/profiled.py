@@ -32,13 +32,14 @@ again right after shrinking."""
 
 @dataclass(frozen=True, slots=True)
 class ProfiledAnswers:
-    """Answers that are expected to be decoded at the horizon, on workers with the throughput and latencies of a performance profile.
+    """Answers expected to be decoded at the horizon, on workers whose throughput and latencies are in a performance profile.
 
     The horizon is the time when a replica requested now could be ready.
 
     Attributes:
         tokens_per_s: Output tokens/s expected to be decoded at the horizon, >= 0.
-        running: Number of requests that are being decoded now, on all workers. Fewer are never expected at the horizon.
+        running: Number of requests that are being decoded now, on all workers. At least as many are expected at the
+            horizon.
         row: ITL and throughput of the profile by number of concurrent requests, for the mean context length.
         variability: Squared coefficients of variation of the gaps between arrivals and of the lengths, added (Ca2 +
             Cs2). The variance of the tokens in flight is this factor times the variance with Poisson arrivals of

@@ -24,13 +24,13 @@ def queue_of(role: Role, workers: int, load: float) -> tuple[int, float]:
     """Return the number of workers that serve one queue, and the load of that queue in erlangs.
 
     Prefill workers share one queue in the router. Each aggregated worker has its own queue, because prompts wait inside
-    the worker. The router sends them to the worker with the lowest KV usage, which depends on the answers being decoded
-    more than on the waiting prompts, so the prompts wait as if they were assigned to workers at random.
+    the worker. The router sends each prompt to the worker with the lowest KV usage, which depends on the answers being
+    decoded more than on the waiting prompts, so the prompts wait as if they were assigned to workers at random.
 
     Args:
         role: Prefill or aggregated.
         workers: Number of workers of the pool, >= 1.
-        load: Load offered to the whole pool, in erlangs (arrivals per second times seconds of service).
+        load: Load of the whole pool, in erlangs (arrivals per second times seconds of service).
     """
     return (1, load / workers) if role is Role.AGGREGATED else (workers, load)
 
@@ -42,7 +42,7 @@ def mean_wait_s(workers: int, load: float, *, service_s: float, variability: flo
 
     Args:
         workers: Number of workers that serve the queue, >= 1.
-        load: Offered load in erlangs (arrivals per second times seconds of service), from 0 to below ``workers``.
+        load: Load in erlangs (arrivals per second times seconds of service), from 0 to below ``workers``.
         service_s: Mean service time in seconds, > 0.
         variability: Squared coefficients of variation of the gaps between arrivals and of the service times, added (Ca2
             + Cs2), > 0; 2 for Poisson arrivals and exponential service times, 1 for Poisson arrivals and constant
@@ -58,7 +58,7 @@ def late_fraction(
 
     Args:
         workers: Number of workers that serve the queue, >= 1.
-        load: Offered load in erlangs (arrivals per second times seconds of service), >= 0.
+        load: Load in erlangs (arrivals per second times seconds of service), >= 0.
         service_s: Mean service time in seconds, > 0.
         variability: Squared coefficients of variation of the gaps between arrivals and of the service times, added (Ca2
             + Cs2), > 0.

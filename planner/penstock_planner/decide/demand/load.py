@@ -98,7 +98,7 @@ class Work:
         sized_tokens: Uncached prompt tokens of those requests, decayed.
         sized_squares: Sum over the pulls of (uncached tokens that arrived - number of arrivals x mean tokens of a
             request) squared, decayed; it gives the variance of prompt lengths.
-        done_tokens: Uncached tokens whose prefill ended, decayed.
+        done_tokens: Uncached prompt tokens of the requests whose prefill was completed, decayed.
         busy_s: Worker-seconds in which a prompt was being computed, decayed.
         contended_fraction: Fraction of computing time in which requests overlapped, that is, there were more requests
             than workers with a prompt. Averaged over 40 s of computing time.
@@ -325,7 +325,7 @@ class KvLoad:
         load: Level and slope of the KV usage, summed over the workers (1.0 for a full one), waiting requests included.
         light_s: Sum of KV usage times duration, decayed. The usage is the one that there would have been if every
             worker had decoded as fast as an idle one: full workers decode more slowly, and so hold requests for longer.
-        done_tokens: Uncached prompt tokens whose prefill ended, decayed.
+        done_tokens: Uncached prompt tokens of the requests whose prefill was completed, decayed.
     """
 
     load: Trend = Trend()
@@ -337,7 +337,7 @@ class KvLoad:
 
         Args:
             load: KV usage of the pull, summed over the workers (1.0 for a full one), waiting requests included.
-            tokens: Uncached tokens whose prefill ended since the previous pull.
+            tokens: Uncached prompt tokens of the requests whose prefill was completed since the previous pull.
             ready: Number of ready workers that hold this load.
             dt_s: Simulated seconds since the previous pull, > 0.
             lasts_s: Simulated seconds for which a request holds its KV, for estimating the noise. Values above 40 s,

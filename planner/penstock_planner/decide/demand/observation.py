@@ -52,7 +52,7 @@ class PoolCounts:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests that reached the frontend between two pulls (metrics scrapes), and requests waiting at the later pull, summed over all routers.
+    """Requests at all routers: those that arrived between two pulls (metrics scrapes), and those waiting at the later pull.
 
     Counts are differences of counters over ``period_s``; gauges are values at the pull. A source that cannot provide
     one of the values returns no `Demand` at all, except for the fields that can be None. "Late" means over the latency
@@ -62,17 +62,16 @@ class Demand:
         period_s: Simulated seconds that the counts cover, > 0.
         arrivals: Number of requests that reached the frontend, rejected and timed-out ones included.
         prompt_tokens: Prompt tokens of the arrivals.
-        uncached_tokens: Prompt tokens of the arrivals that must be computed because no prefix cache holds them, as
-            far as the router knows. Equals ``prompt_tokens`` if it knows of no cache.
+        uncached_tokens: Prompt tokens of the arrivals that must be computed because no prefix cache holds them, as far
+            as the router knows. Equals ``prompt_tokens`` if it knows of no cache.
         refused: Number of requests rejected at the frontend (429 or 503: queue full, workers busy).
         timed_out: Number of requests that left the queue because they waited longer than its time limit.
-        unserved: ``refused`` plus ``timed_out``, by the role that had no worker for them. Empty if the role is
-            unknown.
+        unserved: ``refused`` plus ``timed_out``, by the role that had no worker for them. Empty if the role is unknown.
         completed: Number of requests whose response was completed.
         output_tokens: Number of tokens of those responses.
-        prefilled_tokens: Prompt tokens of the requests whose prefill ended, each counted with the same number as in
-            ``uncached_tokens``. Hence arrivals = prefilled + waiting + in flight + refused, regardless of what the
-            router knows about caches.
+        prefilled_tokens: Prompt tokens of the requests whose prefill was completed, each counted with the same number
+            as in ``uncached_tokens``. Hence arrivals = prefilled + waiting + in flight + refused, regardless of what
+            the router knows about caches.
         ttft_sum_s: Sum of the TTFT of the requests whose first token was sent, in seconds.
         ttft_count: Number of those requests.
         ttft_late: Number of those requests whose TTFT exceeded the target. None if unknown.
@@ -86,10 +85,10 @@ class Demand:
         oldest_wait_s: Longest time that one of the requests in the routers' queues has waited, in seconds. None if none
             is waiting.
         in_flight: Number of requests assigned to workers at the pull, by role.
-        in_flight_tokens: Prompt tokens of the requests that were dispatched and whose prefill has not ended, counted
+        in_flight_tokens: Prompt tokens of the requests that were dispatched and whose prefill is not completed, counted
             as in ``uncached_tokens``.
-        prefilling_workers: Number of prefill (or aggregated) workers that have a request whose prefill has not ended,
-            at the pull.
+        prefilling_workers: Number of prefill (or aggregated) workers that have a request whose prefill is not
+            completed, at the pull.
     """
 
     period_s: float

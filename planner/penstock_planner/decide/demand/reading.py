@@ -53,7 +53,12 @@ class Reading:
 
 
 def missing(why: str, *, source: str) -> Reading:
-    """Return a reading without a value, for a metric that no source could provide; ``why`` is the reason in words."""
+    """Return a reading without a value, for a metric that no source could provide.
+
+    Args:
+        why: Reason in words.
+        source: Name of the source that the reading carries.
+    """
     return Reading(Quality.MISSING, None, None, source, why)
 
 

@@ -44,13 +44,13 @@ _REASONS = {
 
 
 def proposed(proposals: list[RoleProposal], state: PlannerState, *learned: PolicyState) -> Proposal:
-    """Return the result of a policy that keeps no state of its own per role; the roles' present states are copied unchanged.
+    """Return the result of a policy from its proposals and what it has learned; the states of the roles stay as they are.
 
     Args:
         proposals: One proposal per role.
         state: State left by the last decision.
-        learned: Each dataclass of what the policy has learned after this interval; none if the policy keeps nothing
-            between decisions.
+        learned: Instances of the policy's state dataclasses after this interval, in any number; leave them out if the
+            policy keeps nothing between decisions.
     """
     return Proposal(proposals, {proposal.role: state.of(proposal.role) for proposal in proposals}, learned)
 

@@ -255,11 +255,15 @@ class AdaptiveMemory(PolicyState):
         return max(seen, default=stated_s)
 
     def hold_startup_s(self, role: Role, at_s: float) -> float:
-        """Return the start-up time in simulated seconds that determines for how long a role's idle replicas are kept; ``at_s`` is the present time.
+        """Return the start-up time, in simulated seconds, that determines for how long a role's idle replicas are kept.
 
         Until a start-up has been observed, the starts in progress are a lower bound: a replica that was requested 105 s
         ago and is not ready takes longer than 105 s. This bound is at most half of the limit ``startupTimeoutSeconds``,
         because a start that hangs is not a reason to keep replicas longer.
+
+        Args:
+            role: Role to look up.
+            at_s: Present time, in simulated seconds.
         """
         known_s = self.known_startup_s(role)
         if any(each.startup_s is not None for each in self.roles.values()):

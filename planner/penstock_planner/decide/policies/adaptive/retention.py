@@ -103,10 +103,11 @@ class KeptBy:
 
 
 def kept_by(case: Case, clock: Clock) -> KeptBy | None:
-    """Return why the role's newest replica is kept, by the rule that keeps it longest; None if none of the four rules below keeps it.
+    """Return why a role keeps one of its replicas although demand does not need that replica.
 
-    The rules are the configured minimum of replicas, the learned minimum (floor), the time for which an idle replica is
-    kept, and trials of whether one more replica reduces late requests.
+    The reason can be the configured minimum of replicas, the learned minimum (floor), the time for which an idle
+    replica is kept, or a trial of whether one more replica reduces late requests. If several apply, the one that lasts
+    longest is returned; None if none applies.
 
     Args:
         case: Input of the role's rules, such as replica counts and demand.

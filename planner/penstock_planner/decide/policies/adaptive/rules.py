@@ -73,7 +73,7 @@ class Case:
         oldest_wait_s: Longest time that one of the waiting requests has waited in the routers while every role had a
             ready replica. None if none waits.
         rejected: Number of requests rejected or timed out since the previous decision for lack of this role's workers.
-        workers: What the workers are assumed to be able to do: as observed, or by a performance profile.
+        workers: Throughput and permitted utilisation of the workers, as observed or by a performance profile.
         hindsight: Costs of the possible floors (minimum numbers of replicas); None if none are known yet.
         served: Comparison of the late requests that the planner's latency model predicts with the requests that really
             were late. None for roles that requests do not reach first, and if the latency model is not used.
@@ -376,7 +376,9 @@ def backlog_at_horizon(
 def prefilled_per_s(
     work: WorkView, pool: PoolCounts, arrivals_s: Sequence[float], *, horizon_s: float, slo_s: float
 ) -> float:
-    """Return the uncached tokens/s whose prefill is expected to end after ``horizon_s``, and whose answers must then be decoded.
+    """Return the uncached prompt tokens/s at which prefill is expected to be completed ``horizon_s`` from now.
+
+    It tells how many answers must then be decoded.
 
     The result is the arrival rate. If a backlog has to be cleared within the TTFT target, the result is higher, but at
     most the tokens/s that the workers can compute.

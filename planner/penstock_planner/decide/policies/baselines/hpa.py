@@ -61,7 +61,9 @@ class HpaState(PolicyState):
     """Recent recommendations of each HPA.
 
     Attributes:
-        recommended: By role, time and replicas of each recommendation, one after the other, as `recommend` takes them.
+        recommended: By role, the recommendations of the last 300 simulated seconds, oldest first, in one flat tuple:
+            time, replicas, time, replicas, ... A recommendation is the number of replicas that the HPA wanted at that
+            time.
     """
 
     KEY: ClassVar[str] = "hpa"

@@ -45,7 +45,9 @@ class KedaState(PolicyState):
     """What KEDA's HPAs, and the queries of its triggers, keep between two decisions.
 
     Attributes:
-        recommended: By role, time and replicas of each recommendation, as in `hpa.HpaState`.
+        recommended: By role, the recommendations of the last 300 simulated seconds, oldest first, in one flat tuple:
+            time, replicas, time, replicas, ... A recommendation is the number of replicas that KEDA's
+            HorizontalPodAutoscaler (HPA) wanted at that time.
         prompt_tokens: Mean uncached tokens of the last prompts that arrived.
     """
 

@@ -97,7 +97,12 @@ class Projection:
         return replace(self, tokens_per_s=min(self.tokens_per_s, prefill_replicas * self.speed))
 
     def expected(self, role: Role, replicas: int) -> Expectation:
-        """Return the TTFT and ITL that are expected with this number of replicas (>= 1) of a role, in numbers and words."""
+        """Return the TTFT and ITL that are expected with a number of replicas of a role, in numbers and words.
+
+        Args:
+            role: Role to calculate.
+            replicas: Number of replicas, >= 1.
+        """
         first = None if role is Role.DECODE else self._first_token(role, replicas)
         gaps = None if role is Role.PREFILL else self._gaps(replicas)
         found = [each for each in (first, gaps) if each is not None]
@@ -268,7 +273,7 @@ class Limits:
 
     Attributes:
         needs: Need of each role.
-        allowed: Replicas by role within budget and bounds, as by `divide_budget`.
+        allowed: Number of replicas by role that fits into the budget and the bounds (result of `divide_budget`).
         budget: GPUs that all roles together may hold; None means no limit.
     """
 
