@@ -73,7 +73,7 @@ class Reporter:
     async def status(
         self, raw: Object, inputs: StatusInput, refusals: Refusals, grant: PoolGrant | None
     ) -> None:
-        """Write a graph's status.
+        """Compute a graph's status (conditions, phase, replicas) from ``inputs``, and write it unless the graph already has it.
 
         Args:
             raw: The GraphDeployment as the API server returned it, with its current status.

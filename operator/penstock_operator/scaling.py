@@ -46,7 +46,10 @@ from penstock_operator.workloads import (
 
 
 class Scaling:
-    """Plans the replicas of a graph's services and drains surplus workers."""
+    """Plans the number of replicas of each service of a graph, and drains the workers above this number.
+
+    A worker that drains finishes its requests and gets no new ones, and is deleted then.
+    """
 
     def __init__(self, drains: Drains, gates: Gates, applier: Applier) -> None:
         self._applier = applier

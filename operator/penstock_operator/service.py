@@ -52,7 +52,11 @@ with the other steps of the shutdown it fits in a pod's 30 s."""
 
 
 class Operator:
-    """The parts of the operator process that watch and write while it is the leader; each election creates a new object."""
+    """Watches the cluster and reconciles its graphs while the operator process is the leader; each election creates a new object.
+
+    It contains the in-memory views of graphs, GPU pools and ProfileRequests, the queue of graphs to reconcile, and the
+    reconcilers.
+    """
 
     def __init__(
         self,
@@ -128,7 +132,7 @@ class Operator:
         """Watch the cluster and reconcile its graphs, pools and ProfileRequests until cancelled.
 
         Raises:
-            ClusterError: Kopf ended; a new process may recover.
+            ClusterError: Kopf, the operator framework, ended; a new process may recover.
         """
         from penstock_operator.handlers import KopfOperator  # noqa: PLC0415 - 30 MB and 1 s that a standby can save
 

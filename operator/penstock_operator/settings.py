@@ -107,7 +107,10 @@ class OperatorSettings(BaseModel):
 
 
 def settings_of(**given: object) -> OperatorSettings:
-    """Return the validated settings; options that are None take their default.
+    """Return the validated settings of `penstock operator run`.
+
+    Args:
+        **given: Values by the name of a field of `OperatorSettings`; a value of None means the field's default.
 
     Raises:
         InvalidSpecError: Options are invalid; the error lists all of them.

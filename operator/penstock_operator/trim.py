@@ -52,7 +52,10 @@ class InterningPool:
         self._parts: dict[Any, Any] = {}
 
     def intern(self, value: Any) -> Any:
-        """Return a JSON value equal to ``value`` that shares equal parts with earlier results; it must not be changed."""
+        """Return a JSON value equal to ``value``, whose parts are shared with equal parts of earlier results, to save memory.
+
+        Do not change the result, since others contain the same parts.
+        """
         if isinstance(value, float):
             return value  # 0.0 equals -0.0
         # A part is identified by the identities of its own parts, which are shared and live as long as the part.

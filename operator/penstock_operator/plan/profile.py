@@ -178,7 +178,10 @@ def _failed(name: str, pods: Sequence[PodView], end: Mapping[str, Any]) -> Outco
 
 
 def last_message(pods: Sequence[PodView]) -> str:
-    """Return the last message of the newest failed pod, or a text that says that there is none."""
+    """Return the last output and exit code of the container of a Job that failed last, or a text that says that none failed.
+
+    ``pods`` are the pods of the Job.
+    """
     exits = [
         (each.last_exit.at_s or 0.0, each.last_exit)
         for pod in pods

@@ -41,13 +41,14 @@ class Replacement:
 
 
 def cordoned_nodes(pods: Collection[PodView], *, wanted: int, is_drained: bool) -> tuple[str, ...]:
-    """Return the nodes of a service's serving replicas if all these nodes are cordoned, so that one more replica is needed; else empty.
+    """Return the cordoned nodes on which a service has replicas, if it therefore needs one more replica now; else empty.
 
     Args:
         pods: All pods of the service.
         wanted: Desired replicas without a replacement; 0 needs none.
-        is_drained: Whether surplus replicas are drained, those on cordoned nodes first, as it is for workers. If False
-            (routers), the additional replica remains until ``wanted`` replicas are no longer on cordoned nodes.
+        is_drained: Whether surplus replicas are drained, those on cordoned nodes first, as it is for workers. One more
+            replica is then needed if all serving replicas are on cordoned nodes. If False (routers), it is needed
+            while at least ``wanted`` serving replicas are on cordoned nodes.
     """
     serving = [each for each in pods if each.alive and each.ready and each.takes_requests]
     cordoned = [each for each in serving if each.node_is_cordoned]

@@ -92,7 +92,9 @@ class ReplicasPlan:
         return any(each is not None and each.draining and not each.hold_reason for each in plans)
 
     def unavailable(self, budget: int | None) -> dict[str, int]:
-        """Return, by service, how many replicas a rollout can take away at the same time (maxUnavailable); with 0, a new one starts first.
+        """Return, by service, how many replicas a rollout of it can take away at once (maxUnavailable).
+
+        With 0, a new replica starts before an old one ends, which needs room in the GPU budget.
 
         Args:
             budget: Maximum number of GPUs of the graph; None means no limit.

@@ -24,12 +24,12 @@ def replicas_to_keep(
     *,
     routers_behind: bool,
 ) -> int:
-    """Return how many replicas must remain for now of a workload whose service the graph no longer has.
+    """Return how many replicas must remain for now of a workload that the graph's specification no longer contains.
 
-    They serve requests until the graph's new services can serve in their place.
+    They serve requests until the services that take their place can serve.
 
     Args:
-        role: Role of that service, from the workload's label.
+        role: Role of the removed service, from the workload's label.
         old: Pods of the workload.
         services: State of each service that the graph has now.
         pods: All pods of the graph.

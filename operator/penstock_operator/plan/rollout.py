@@ -63,15 +63,19 @@ def unavailable(
     blocked: int,
     view: RolloutView | None = None,
 ) -> int:
-    """Return how many replicas a rollout can take away at once (maxUnavailable); 0 if the rollout first starts one additional replica.
+    """Return how many replicas a rollout of a service can take away at once (maxUnavailable).
+
+    The result is 0, which means that a new replica starts before an old one ends, if the budget has room for one more
+    replica, for routers, and while such a rollout is in progress. Otherwise it is 1, plus the replicas that the budget
+    keeps from running.
 
     Args:
         role: The service's role; routers have no GPUs.
         gpus_per_replica: GPUs of one replica.
         wanted_gpus: GPUs of all desired replicas of the graph's worker services.
         budget: Maximum number of GPUs; None means no limit.
-        blocked: Number of the service's replicas that the budget keeps from running. They remain missing, so they are
-            added to the result; a rollout with maxUnavailable 1 would wait for these replicas forever.
+        blocked: Number of the service's replicas that the budget keeps from running. They remain missing during the
+            rollout; one with maxUnavailable 1 would wait for them forever.
         view: Rollout state of the service's workload; None if there is no workload.
     """
     if view is not None and view.rolling and view.surges and not blocked:

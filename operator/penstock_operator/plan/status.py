@@ -52,7 +52,7 @@ class ConditionResult:
 
 
 def condition_results(graph: StatusInput) -> tuple[ConditionResult, ...]:
-    """Return the conditions that the operator writes into a graph's status, sorted by type."""
+    """Return the conditions (such as Ready) that the operator writes into a graph's status, sorted by type."""
     ready = _ready(graph)
     stalled = _stalled(graph, ready)
     found = (
@@ -405,7 +405,10 @@ def _served(served: ServedSpec | None) -> dict[str, Any]:
 
 
 def is_current(wanted: Mapping[str, Any], live: Mapping[str, Any] | None) -> bool:
-    """Return whether the status ``live`` contains ``wanted`` and no optional field or condition that ``wanted`` lacks: no write is needed."""
+    """Return whether a status need not be written, because ``live``, the status in the cluster, already equals ``wanted``.
+
+    Fields and conditions that only other writers set are ignored. Returns False if there is no status.
+    """
     if live is None:
         return False
     types = {each["type"] for each in wanted["conditions"]}

@@ -63,7 +63,11 @@ class PoolGrant:
 
     @property
     def status(self) -> dict[str, Any]:
-        """Value of ``status.pool`` in the graph's status."""
+        """Value of ``status.pool`` in the graph's status.
+
+        It names the pool and its GPUs, the GPUs granted and guaranteed to the graph, the message, and the graphs of
+        the pool.
+        """
         gpus = {"grantedGpus": self.gpus, "guaranteedGpus": self.guaranteed}
         known = {"poolGpus": self.pool_gpus, "poolHeldGpus": self.pool_held_gpus}
         return {

@@ -116,9 +116,10 @@ def allocation_of(status: Status | None, name: str) -> tuple[str, int, int]:
 
 
 def listed_graphs(status: Status | None, name: str) -> tuple[PoolRow, ...]:
-    """Return the graphs of a pool for the status of graph ``name``: this graph first, then those that hold the most, `MAX_SHOWN` at most.
+    """Return the graphs of a GPU pool that the status of graph ``name`` shows: this graph, then those that hold the most GPUs.
 
-    ``status`` is the pool's; the result is empty if the graph is not in it.
+    At most 20 graphs (`MAX_SHOWN`) are returned. ``status`` is the pool's status. The result is empty if the graph is not
+    in it.
     """
     rows = pool_rows(holdings_from_status(status))
     if all(each.graph != name for each in rows):

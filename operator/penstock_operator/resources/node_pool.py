@@ -50,7 +50,10 @@ def gpu_request(graph: GraphDeployment, service: str) -> tuple[str, int] | None:
 
 
 def placement(graph: GraphDeployment, service: str) -> dict[str, Any]:
-    """Return node selector, tolerations, affinity and topology spread of a service's pods; only fields that are not empty."""
+    """Return the fields of a pod specification that choose the nodes of a service's pods; fields without a value are left out.
+
+    They are node selector, tolerations, affinity and topology spread.
+    """
     spec = on_nodes(pool_of(graph, service))
     role = graph.spec.services[service].role
     if role is Role.ROUTER:
@@ -62,7 +65,10 @@ def placement(graph: GraphDeployment, service: str) -> dict[str, Any]:
 
 
 def on_nodes(pool: NodePool | None) -> dict[str, Any]:
-    """Return node selector and tolerations of pods on a node pool's nodes; only fields that are not empty. None means any node."""
+    """Return the fields of a pod specification (node selector, tolerations) that put pods on the nodes of a node pool.
+
+    Fields without a value are left out; without a pool, the result is empty and pods run on any node.
+    """
     pool = pool or NodePool()
     spec = {
         "nodeSelector": dict(sorted(pool.node_selector.items())),
@@ -104,7 +110,7 @@ def _same_zone(graph: GraphDeployment) -> dict[str, Any]:
 
 
 def home_variables(pool: NodePool | None, *, is_own: bool) -> dict[str, str]:
-    """Return the environment variables that name a pod's home folder, its model cache (HF_HOME) and its user.
+    """Return the environment variables, as values by name, for a pod's home folder, its model cache (HF_HOME) and its user.
 
     Args:
         pool: Node pool of the service; None if it has none.

@@ -75,9 +75,10 @@ _IDENTITY: Mapping[str, str] = {"POD_IP": "status.podIP", "POD_NAME": "metadata.
 
 
 def environment(graph: GraphDeployment, spec: ProcessSpec, context: BuildContext) -> list[dict[str, Any]]:
-    """Return the environment variables of a service; a name that is set twice is listed once, at its first position with its last value.
+    """Return the environment variables of a service's container, as entries of its ``env``.
 
-    The pod's own address and name come first, because other variables refer to them, such as ``$(POD_IP)``.
+    The pod's own address and name come first, because other variables refer to them, such as ``$(POD_IP)``. A name
+    that is set twice is listed once, at its first position with its last value.
 
     Args:
         graph: The graph.

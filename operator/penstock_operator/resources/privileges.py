@@ -38,10 +38,11 @@ RESTRICTED: Final[Mapping[str, Any]] = {
 
 
 def container_security(*, is_root_read_only: bool) -> dict[str, Any]:
-    """Return a container's security context.
+    """Return the ``securityContext`` of a container: no privilege escalation and no capabilities.
 
     Args:
-        is_root_read_only: Whether the root file system is read-only; vLLM's image has to write outside its volumes.
+        is_root_read_only: Whether the root file system is read-only. False for images that write outside of their
+            volumes, such as vLLM's.
     """
     return {
         "allowPrivilegeEscalation": False,

@@ -19,10 +19,11 @@ from penstock_planner.options import join
 
 
 def configured(config: DecideConfig, mode: str, pools: Sequence[PoolSpec]) -> DecideConfig:
-    """Return ``config`` with the planner policy ``mode``, with parameters and latency profile taken from the worker pools.
+    """Return a copy of ``config`` in which the planner scales by the policy ``mode``.
 
-    Parameters that ``config`` already has are not changed. The schedule of an oracle mode (a reference that knows every arrival in advance)
-    is not included: `oracle_search.with_best_schedule` adds it for each run.
+    Parameters of the policy that ``config`` lacks, and the latency profile if the policy needs one, are those of the worker pools.
+    The schedule of an oracle mode (a reference that knows every arrival in advance) is not included:
+    `oracle_search.with_best_schedule` adds it for each run.
 
     Args:
         config: Planner configuration to start from.
@@ -124,7 +125,10 @@ def planner_config(
 
 
 def timeouts_of(graph: GraphDeployment) -> PlannerTimeouts:
-    """Return the timeouts of a graph's planner from the graph's manifest; they hold on a cluster and in a simulation alike."""
+    """Return the timeouts of a graph's planner from its manifest: for a replica to become ready, and for a metric to be stale.
+
+    A planner on a cluster and a simulated one use the same timeouts.
+    """
     options = join(given={}, graph=graph)
     return PlannerTimeouts(options.adjustment_deadline, options.metrics_max_age)
 

@@ -47,8 +47,8 @@ def max_prefill_workers(pools: Sequence[PoolSpec], max_gpus: int | None) -> int:
 
     Args:
         pools: Worker pools at time 0.
-        max_gpus: GPU budget within which a planner may scale, the other pools keeping their size. None means that nothing scales, and
-            the result is the number of prefill (or aggregated) workers at time 0.
+        max_gpus: GPU budget within which a planner may scale; one replica of each other pool is reserved. None means that nothing
+            scales, and the result is the number of prefill (or aggregated) workers at time 0.
     """
     entry = next(pool for pool in pools if pool.role is not Role.DECODE)
     if max_gpus is None or not entry.gpus:

@@ -91,9 +91,10 @@ class FrontendCounters:
         self._counts = defaultdict[str, float](int)
 
     def arrived(self, job: Job, uncached_tokens: int) -> None:
-        """Count the arrival of a request (``job``), whether or not it is refused later.
+        """Add the arrival of a request (``job``), and its tokens, to the counts that `collect` returns.
 
-        ``uncached_tokens`` is the number of its prompt tokens that are not expected in a worker's cache.
+        A request that is refused later counts too. ``uncached_tokens`` is the number of its prompt tokens that are not expected in
+        a worker's cache.
         """
         self._counts["arrivals"] += 1
         self._counts["prompt_tokens"] += job.request.input_tokens
@@ -101,10 +102,12 @@ class FrontendCounters:
         self._weights[job.index] = uncached_tokens
 
     def queued(self, job: Job) -> None:
-        """Record that a request (``job``) waits in a router for a worker, either on arrival or after its worker died.
+        """Record that a request (``job``) waits in a router for a worker from now on, on arrival or after its worker died.
 
-        If its prompt had been computed before, its uncached tokens (prompt tokens that are not found in a cache) are counted again, since
-        they must be computed again.
+        Until it is dispatched or refused, it is among the waiting requests that `collect` returns.
+
+        If its prompt had been computed before, its uncached tokens (prompt tokens that are not found in a cache) are counted again,
+        since they must be computed once more.
         """
         if job.index in self._computed:
             self._computed.remove(job.index)
@@ -112,9 +115,9 @@ class FrontendCounters:
         self._waiting[job.index] = job.request.arrival_s
 
     def rejected(self, job: Job, reason: RefusalReason) -> None:
-        """Count a request (``job``) that got no worker because a router refused it or its wait timed out, and stop tracking it.
+        """Add a request (``job``) that got no worker to the counts of refused or timed-out requests, and stop tracking it.
 
-        ``reason`` says why it got no worker.
+        ``reason`` says why it got no worker; a timeout of its wait is counted separately.
         """
         if reason is RefusalReason.QUEUE_TIMEOUT:
             self._counts["timed_out"] += 1
@@ -129,13 +132,19 @@ class FrontendCounters:
         self._computed.discard(job.index)
 
     def dispatched(self, job: Job, worker: str) -> None:
-        """Record that a router sent a request (``job``) to the worker named ``worker``."""
+        """Record that a router sent a request (``job``) to the worker named ``worker``.
+
+        The request no longer waits; until it leaves the worker or its prompt is computed, the worker counts as computing prompts.
+        """
         self._waiting.pop(job.index, None)
         self._dispatched[job.index] = worker
         self._prefilling[worker] = self._prefilling.get(worker, 0) + 1
 
     def prefilled(self, job: Job) -> None:
-        """Count the computed prompt of a request (``job``). Does nothing if it has been counted already."""
+        """Add the uncached prompt tokens of a request (``job``), now computed, to the counts that `collect` returns.
+
+        Does nothing if its prompt has been counted already.
+        """
         if self.left_worker(job):
             self._counts["prefilled_tokens"] += self._weights.get(job.index, 0)
             self._computed.add(job.index)
@@ -156,9 +165,9 @@ class FrontendCounters:
         return True
 
     def first_token(self, job: Job, now_s: float) -> None:
-        """Count the first output token, and so the TTFT, of a request (``job``) at the simulated time ``now_s`` in seconds.
+        """Add the TTFT of a request (``job``), whose first output token comes now, to the counts that `collect` returns.
 
-        Its prompt counts as computed then.
+        Its prompt counts as computed. ``now_s`` is the current simulated time in seconds.
         """
         self.prefilled(job)
         ttft_s = now_s - job.request.arrival_s
@@ -177,7 +186,9 @@ class FrontendCounters:
     def collect(
         self, now_s: float, in_flight: dict[Role, float], turned_away: Mapping[Role, float]
     ) -> Demand | None:
-        """Return the counts of requests and tokens since the last call together with the gauges in the arguments, and set the counts to 0.
+        """Return what the planner reads about the requests: counts since the last call and current numbers.
+
+        The counts start at 0 again.
 
         Args:
             now_s: Current simulated time, seconds.
@@ -185,7 +196,8 @@ class FrontendCounters:
             turned_away: Cumulative number of requests refused for lack of a worker, by role.
 
         Returns:
-            The counts and gauges as the planner reads them, or None if no time has passed since the last call.
+            The counts of requests, tokens and late first tokens with the numbers in the arguments, or None if no time has passed
+            since the last call.
         """
         period_s = now_s - self._at_s
         if period_s <= 0:

@@ -411,7 +411,10 @@ def _result_of(plan: RunPlan, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def routers_label(policy: str, count: int) -> str:
-    """Return the label of the runs with policy ``policy`` and ``count`` routers, for comparisons of several numbers of routers."""
+    """Return the label of the runs with policy ``policy`` and ``count`` routers, such as ``dualmap, 2 routers``.
+
+    It distinguishes these runs in a comparison of several numbers of routers.
+    """
     return f"{policy}, {count} router{'' if count == 1 else 's'}"
 
 

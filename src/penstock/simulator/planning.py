@@ -262,11 +262,11 @@ class DecisionSummary:
 
 
 class Control:
-    """Runs the planner of a simulation: calls it at its ticks, applies its decisions, and carries out the faults that concern the planner.
+    """Runs the planner of a simulation: calls it at its ticks, applies its decisions, and causes the faults that affect it.
 
     Attributes:
-        planner: The planner in virtual time.
-        taken: Stored data of the planner's decisions.
+        planner: The planner, which runs in simulated time.
+        taken: What is kept of the planner's decisions for the evaluation of the run.
         listeners: Callbacks that receive every decision, after it was added to ``taken``.
     """
 
@@ -308,7 +308,7 @@ class Control:
         self._known: SimulatedObservation | None = None
 
     def start(self) -> None:
-        """Schedule the planner's first tick, its restarts, and the budget changes of the scenario."""
+        """Schedule the planner's first tick, its restarts, and the changes of its GPU budget that the scenario names."""
         kernel, faults = self._state.kernel, self._scenario.faults
         kernel.at(self.planner.next_s, Order.PLANNER, self._tick)
         for at_s in faults.restarts:

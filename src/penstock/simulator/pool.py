@@ -116,7 +116,11 @@ class _Member:
 
 
 class PoolSimulation:
-    """One simulation of several graphs that share the GPUs of a pool."""
+    """Simulates several graphs that share the GPUs of a pool, in one simulated time.
+
+    Every graph has its own workers, routers and planner. The pool repeatedly divides its GPUs between the graphs, by what their
+    planners request and by the graphs' guarantees and priorities.
+    """
 
     def __init__(
         self,

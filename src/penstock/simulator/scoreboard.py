@@ -46,10 +46,13 @@ VIOLATION_SHARE = 0.9
 
 
 def measures(recording: Recording, scenario: Scenario, *, warmup: int = 0) -> dict[str, Any]:
-    """Return a run's figures by name: requests that met the latency targets, GPU-hours, and how often and far the planner scaled.
+    """Return a run's figures by name: fraction of requests on time, GPU-hours, and number and size of the replica changes.
 
-    A request that failed or was rejected counts as late for every target. The mean gap between a request's tokens is (e2e - TTFT) / (output
-    tokens - 1); a request with one output token always meets the target for this gap.
+    Among the keys are ``in_time`` (fractions that met the target of TTFT, of gaps between tokens, and of both), ``gpu_hours``,
+    ``violation_s`` (seconds in which fewer than 90% were on time), ``changes`` and ``lost`` (requests that were not served).
+
+    A request that failed or was rejected counts as late for every target. The mean gap between the tokens of a request is (e2e -
+    TTFT) / (output tokens - 1); a request with one output token always meets the target for this gap.
 
     Args:
         recording: Everything recorded of the run.

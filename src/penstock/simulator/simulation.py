@@ -151,7 +151,7 @@ class Simulation:
         return self._path.open > 0 and self.kernel.now_s <= self._path.end_s
 
     def finish(self) -> Recording:
-        """End all requests that have not ended as failed, and return everything that was recorded of the run."""
+        """End, as failed, all requests that have not ended yet, and return everything that was recorded of the run."""
         for job in self.jobs:
             if job.outcome is None:
                 self._path.end(job, JobOutcome.FAILED)
