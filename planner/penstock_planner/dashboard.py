@@ -122,10 +122,10 @@ class Dashboard:
         return cls(folder, config, graph, draw=draw)
 
     def tick(self, view: PlannerView) -> None:
-        """Write the values of a tick (metrics scrape) to TensorBoard's event files, if they are due.
+        """Write the values of a tick (metrics scrape) to TensorBoard's event files, unless the last ones were written too recently.
 
-        A point is added to the curves 15 times (`POINTS_PER_INTERVAL`) per adjustment interval. An overview picture is drawn
-        and written every 60 real seconds (`PICTURE_S`).
+        A point is added to the curves 15 times (`POINTS_PER_INTERVAL`) per adjustment interval. An overview picture is
+        drawn and written every 60 real seconds (`PICTURE_S`).
         """
         self._stats.tick(view)
         is_moment = self._history.tick(view)

@@ -90,7 +90,7 @@ _RECORD: Final[_Names] = {
 
 
 def with_present_names(record: Any) -> Any:
-    """Return plain data in which fields that older versions named differently have the names of this version.
+    """Return plain data in which the fields that an older version of Penstock named differently have their present names.
 
     The argument is not changed. Returns an equal value if ``record`` contains no older names.
 

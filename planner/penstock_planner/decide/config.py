@@ -271,9 +271,9 @@ class DecideConfig:
     def floor(self, role: Role, engine_gpus: int) -> int:
         """Return the role's minimum replicas: enough for ``min_gpu_budget``, at least ``min_replicas``, and never below 1.
 
-        The maximum is not applied here. Below 1 is impossible because without any worker there is no metric on which a
-        single role could return. Scaling to zero is a separate rule, which takes all roles to zero together and returns
-        on the request count of the routers.
+        The role's maximum is not applied here. The result is at least 1, because a role without workers has no metric
+        by which it could grow again. A separate rule scales all roles to zero together, and back when the routers count
+        requests.
 
         Args:
             role: Role to look up.

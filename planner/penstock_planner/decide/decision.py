@@ -222,7 +222,9 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class RoleProposal:
-    """Proposed change of one role, while the rules that limit or replace it, such as the GPU budget, are applied to it one after another.
+    """Proposed change of one role's replicas, to which rules that limit or replace it are applied one after another.
+
+    The GPU budget is such a rule. What remains after the last rule becomes the decision for the role.
 
     Attributes:
         role: Role to change.

@@ -67,8 +67,9 @@ RULES: Final[tuple[Rule, ...]] = (
 def decide(window: Window, state: PlannerState, config: DecideConfig) -> tuple[Decision, PlannerState]:
     """Return the decision after one adjustment interval, and the state for the next one.
 
-    The policy of ``config.mode`` proposes a change per role, then the rules in `RULES` are applied to it. The bounds of
-    active schedule entries replace the configured ones. Replica counts are those of the newest pull.
+    The policy of ``config.mode`` proposes a number of replicas for each role. The rules in `RULES` (bounds, GPU budget
+    and so on) then limit or replace the proposals. The bounds of active schedule entries replace the configured ones.
+    Replica counts are those of the newest pull.
 
     Args:
         window: Pulls (metrics scrapes) of the interval.

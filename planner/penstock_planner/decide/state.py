@@ -41,7 +41,9 @@ class PolicyState:
 
     @classmethod
     def from_stored(cls, plain: Any) -> Self:
-        """Return the state that a ledger has stored as plain data. Fields of other versions are left out.
+        """Return the state that a ledger (the planner's decision log) has stored as plain data, a mapping of values by field name.
+
+        Fields that only another version has are left out.
 
         Raises:
             AttributeError, TypeError, ValueError: The data does not have the form of this class.

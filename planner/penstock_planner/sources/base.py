@@ -173,9 +173,10 @@ class LatencyTotals:
         self._total: dict[str, dict[float, float]] = {key: {} for key in (TTFT, ITL, DISPATCHED_TTFT)}
 
     def add(self, pages: Mapping[str, Mapping[str, Buckets]], urls: Sequence[str]) -> Mapping[str, Buckets]:
-        """Add the latencies that each frontend measured since the last call, and return the totals by name of the histogram.
+        """Add the latencies that each frontend measured since the last call to the totals, and return the totals by name.
 
-        A histogram is a tuple of pairs (upper bound in simulated seconds, number of samples up to the bound).
+        The names are those of the histograms, such as ``ttft``. A histogram is a tuple of pairs (upper bound in
+        simulated seconds, number of samples up to the bound).
 
         Args:
             pages: For each frontend whose page could be read, by URL: its cumulative histograms by name.

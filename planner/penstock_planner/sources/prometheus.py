@@ -234,9 +234,9 @@ def asked(client: Any, send: Callable[[], Any], *, setting: str) -> list[Any]:
     """Send a query to Prometheus and return its result as a list.
 
     Args:
-        client: Client of the server, whose URL is used in messages.
-        send: Function that sends the query with the client; it can raise the errors of the client library, of requests
-            and of json.
+        client: Client of the server, as returned by `connect`; its URL is used in messages.
+        send: Function without parameters that sends the query with the client and returns the result; it can raise the
+            errors of the client library, of requests and of json.
         setting: Name of the key or flag with the server's address, for messages.
 
     Raises:
@@ -290,7 +290,9 @@ def connect(
     timeout_s: float = READ_TIMEOUT_S,
     setting: str = "--prometheus-url",
 ) -> Any:
-    """Return a client of the Prometheus server at ``url``, with its credentials; no request is sent yet.
+    """Return a client of the Prometheus server at ``url`` with the credentials for it; no request is sent yet.
+
+    The result is a ``PrometheusConnect`` of the package prometheus-api-client, which is an optional dependency.
 
     Args:
         url: Address of the server.

@@ -236,7 +236,8 @@ class SlaMemory(PolicyState):
         Args:
             pull: The metrics scrape.
             profile: Performance profile with which the observations are compared.
-            mean_rate: Requests/s that were expected to arrive before this pull; 0 if unknown.
+            mean_rate: Requests/s that were expected for the time of this pull; 0 if unknown. The deviation of the
+                arrivals from it updates ``variability``.
         """
         demand = pull.demand
         if demand is None:

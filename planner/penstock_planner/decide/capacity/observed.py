@@ -73,7 +73,10 @@ class ObservedWorkers:
 
     @property
     def restraint(self) -> Stabilization:
-        """Return the KV usage above which a pool (the workers of one role) grows, and the further conditions for shrinking it."""
+        """Return the limits by which a pool (the workers of one role) grows or shrinks: KV usage fractions and a margin for errors.
+
+        The margin is a number of standard errors that is added to the demand forecast before the pool shrinks.
+        """
         return OBSERVED_RESTRAINT
 
     def tokens_per_s(self, work: Work) -> float | None:
@@ -126,7 +129,9 @@ class ObservedWorkers:
         return BUSY_MOST * SHARES.get(role, 1.0)
 
     def busy_after(self, role: Role, workers: int) -> float:
-        """Return the fraction of the remaining throughput that demand can fill after one worker is removed from a pool, in (0, 1].
+        """Return the fraction of the remaining workers' throughput that demand may fill for one worker to be removed, in (0, 1].
+
+        A pool (the workers of one role) does not shrink if demand would fill more than this fraction afterwards.
 
         Args:
             role: Role of the pool.

@@ -194,7 +194,10 @@ class ProfiledWorkers:
 
     @property
     def restraint(self) -> Stabilization:
-        """Return the KV usage above which a pool (the workers of one role) grows, and the further conditions for shrinking it."""
+        """Return the limits by which a pool (the workers of one role) grows or shrinks: KV usage fractions and a margin for errors.
+
+        The margin is a number of standard errors that is added to the demand forecast before the pool shrinks.
+        """
         return RESTRAINT if self.knows_waits else OBSERVED.restraint
 
     @property
@@ -253,6 +256,8 @@ class ProfiledWorkers:
     def busy_most(self, role: Role, workers: int) -> float:
         """Return the utilisation above which a pool (the workers of one role) grows, in (0, 1].
 
+        Utilisation is the fraction of the pool's throughput that demand fills.
+
         At this utilisation 2.5 times (`LATE_TIMES`) as many prompts wait too long as the targets allow.
 
         Args:
@@ -264,7 +269,9 @@ class ProfiledWorkers:
         return self._busy(role, workers, min(LATE_SHARE_MOST, LATE_TIMES * (1.0 - self.config.attainment)))
 
     def busy_after(self, role: Role, workers: int) -> float:
-        """Return the maximum utilisation of a pool (the workers of one role) after one worker is removed, in (0, 1].
+        """Return the maximum utilisation of the remaining workers with which one worker may be removed from a pool, in (0, 1].
+
+        A pool is the workers of one role; utilisation is the fraction of their throughput that demand fills.
 
         At this utilisation as many prompts wait too long as the targets allow. It is at most the fixed fraction at
         which mode adaptive adds a worker, which matters for evenly spaced arrivals that hardly wait.

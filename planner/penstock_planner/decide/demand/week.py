@@ -174,7 +174,7 @@ class Week:
     week: WeekRecord = WeekRecord()
 
     def at(self, slot: int) -> float | None:
-        """Return the recorded demand of a quarter of an hour in requests/s; None if unknown.
+        """Return the recorded demand of a quarter of an hour of the week in requests/s; None if none was recorded.
 
         Args:
             slot: Index of the quarter of an hour in the week, from 0 (Monday 0:00) to 671.

@@ -57,7 +57,7 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
     the change can waste, or if the present floor is outside its bounds.
 
     Args:
-        known: Learned state with what each floor would have cost.
+        known: Learned state of the role, with what each floor would have cost in a simulation.
         objective: Fraction of requests to serve on time, and prices of late requests and unused replicas.
     """
     least, most = min(known.least, known.sizes), min(known.largest_useful_floor, known.sizes)

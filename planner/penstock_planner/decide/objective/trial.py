@@ -148,7 +148,10 @@ class Trial:
         return self.requests >= ENOUGH and self.late > expected + CHANCE_SIGMAS * math.sqrt(expected)
 
     def followed(self, pool: PoolCounts, seen: Lateness, allowed: float) -> Trial:
-        """Return the record of the trial of one more replica, and of late requests, after one decision interval.
+        """Return the record after one decision interval, in which a trial may have begun or ended.
+
+        A trial is one more replica, to find out whether it reduces late requests that the planner did not predict. The
+        record counts served and late requests, from which `judged` decides whether the replica helped.
 
         Args:
             pool: Replica counts of the role at the end of the interval.

@@ -22,7 +22,10 @@ from penstock_planner.decide.state import PlannerState, RoleState
 
 
 def load(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal of mode load: thresholds (`propose`), then grace period, back-off and trend (`stabilise`).
+    """Return the number of replicas that mode load proposes for each role, with the reason, before most bounds apply.
+
+    Thresholds on the prefill queue and on KV usage decide (`propose`). A change is held back by a grace period after
+    starts, by the back-off after a failed scale-up, and by a falling queue (`stabilise`).
 
     Args:
         window: Pulls (metrics scrapes) of the interval, at least one.
@@ -205,7 +208,9 @@ The goal is to serve 99% of requests on time, and a request without a response i
 
 
 def propose(role: Role, pulls: Sequence[Pull], signal: Signal, config: DecideConfig) -> RoleProposal:
-    """Return mode load's proposal from minimum, rejected requests and thresholds, before it is delayed (`stabilise`) or limited.
+    """Return whether a role should grow, shrink or stay in mode load, as a proposal that is not yet delayed or limited.
+
+    A role below its minimum grows. Otherwise rejected requests and thresholds on its load decide.
 
     Growing needs the lower bound of the load above the up threshold. Shrinking needs an interval without unknown
     values, with its mean below the down threshold. Both comparisons are strict. Requests that were rejected or timed

@@ -173,7 +173,7 @@ class AdaptiveMemory(PolicyState):
 
     @classmethod
     def from_stored(cls, plain: Any) -> AdaptiveMemory:
-        """Return the state that a ledger (the planner's decision log) has stored as plain data.
+        """Return the state that a ledger (the planner's decision log) has stored as plain data, a mapping of values by field name.
 
         Floors that another version learned with other kinds of fleets are dropped and learned again.
 

@@ -50,9 +50,10 @@ After this time the average of its load reflects the scale-up."""
 
 
 def adaptive(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal of mode adaptive: from demand at the frontend, and the supply of ready and starting replicas.
+    """Return the number of replicas that mode adaptive proposes for each role, with the reason, before most bounds apply.
 
-    The throughput of a worker is learned from observations. Rules against oscillation are included.
+    It is calculated from demand at the frontend, from ready and starting replicas, and from the throughput of a worker
+    as learned from observations. Rules against oscillation are included.
 
     Args:
         window: Pulls (metrics scrapes) of the interval, at least one.

@@ -93,7 +93,13 @@ class Projection:
         return (Step("needed", inputs, None, "by profile and targets"),)
 
     def limited_by_prefill(self, prefill_replicas: int) -> Projection:
-        """Return the expected demand for decode if only ``prefill_replicas`` compute prompts, which limits the answers to decode."""
+        """Return this projection with the demand limited to the prompts that some number of prefill replicas can compute.
+
+        Decode needs no more replicas than for the answers to these prompts.
+
+        Args:
+            prefill_replicas: Number of prefill replicas that compute prompts.
+        """
         return replace(self, tokens_per_s=min(self.tokens_per_s, prefill_replicas * self.speed))
 
     def expected(self, role: Role, replicas: int) -> Expectation:

@@ -23,7 +23,9 @@ from penstock_planner.decide.state import PlannerState
 
 
 def sla(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal of mode sla: that of mode adaptive, with the throughput and latencies of a performance profile.
+    """Return the number of replicas that mode sla proposes for each role, with the reason, before most bounds apply.
+
+    The rules are those of mode adaptive, with the throughput and latencies of a performance profile.
 
     A worker's throughput is looked up in the profile and divided by the learned factor of observed to profiled time.
     The number of replicas follows from the latency targets.
