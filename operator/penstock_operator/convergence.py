@@ -41,7 +41,10 @@ need none. Chosen: five megabytes."""
 
 
 class WantedObjects:
-    """Builds the desired objects of graphs, and caches them because the next reconcile mostly builds the same ones."""
+    """Builds the desired objects of graphs: ScalingAdapters, workloads, Services, ConfigMaps and so on.
+
+    They are cached, because the next reconcile of a graph mostly builds the same ones.
+    """
 
     def __init__(self) -> None:
         self._built: LruCache[Key, tuple[tuple[object, ...], list[Object]]] = LruCache(BUILT)
@@ -99,7 +102,11 @@ class WriteResult:
 
 
 class Convergence:
-    """Writes the objects that graphs need, in the order that a rollout allows, and deletes objects that graphs no longer need."""
+    """Writes the objects that graphs need, and deletes objects that graphs no longer need.
+
+    Objects that workers and routers must agree on are written in an order in which requests are served throughout a
+    rollout; workers are drained (finish their requests) before they are deleted.
+    """
 
     def __init__(self, applier: Applier, recorder: EventRecorder, drains: Drains) -> None:
         self._applier = applier

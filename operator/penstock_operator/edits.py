@@ -41,7 +41,10 @@ class ValidEdits:
 
 
 class Edits:
-    """Validates each specification of a graph once, and remembers which one was applied last."""
+    """Validates the specification of each graph, and remembers which one was applied last.
+
+    If a user's newest edit is invalid, the specification that was applied before stays in force.
+    """
 
     def __init__(self) -> None:
         self._models: LruCache[Key, tuple[tuple[str, int, bool], ValidatedGraph]] = LruCache(MODELS)

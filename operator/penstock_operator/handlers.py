@@ -50,16 +50,22 @@ class MemoryDiffBase(kopf.DiffBaseStorage):
         self._seen: dict[str, kopf.BodyEssence] = {}
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:  # noqa: ARG002 - kopf's
-        """Return the part of an object that kopf compares (its "essence"): the resource version; ``extra_fields`` is ignored."""
+        """Return what kopf compares of an object (its "essence") to notice a change: the resource version of ``body``.
+
+        ``extra_fields`` is ignored.
+        """
         version = body["metadata"]["resourceVersion"]
         return cast("kopf.BodyEssence", {"metadata": {"resourceVersion": version}})
 
     def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
-        """Return the essence (resource version) of an object that was stored last; None if the object has not been handled."""
+        """Return the essence (resource version) stored last for the object ``body``; None if it has not been handled."""
         return self._seen.get(body["metadata"]["uid"])
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:  # noqa: ARG002 - kopf's
-        """Store ``essence`` (the resource version) in memory as the handled state of an object; ``patch`` is ignored."""
+        """Store ``essence`` (the resource version) in memory as the state of the object ``body`` that was handled last.
+
+        ``patch`` is ignored, since nothing is written to the object.
+        """
         self._seen[body["metadata"]["uid"]] = essence
 
     def forget(self, uid: str) -> None:
@@ -75,22 +81,28 @@ class MemoryProgress(kopf.ProgressStorage):
         self._records: dict[tuple[str, str], kopf.ProgressRecord] = {}
 
     def fetch(self, *, key: str, body: kopf.Body) -> kopf.ProgressRecord | None:
-        """Return how often handler ``key`` was tried for an object and when it is retried; None if nothing is recorded."""
+        """Return how often handler ``key`` was tried for the object ``body``, and when it is retried; None if it was not tried."""
         return self._records.get((body["metadata"]["uid"], key))
 
     def store(self, *, key: str, record: kopf.ProgressRecord, body: kopf.Body, patch: kopf.Patch) -> None:  # noqa: ARG002 - kopf's
-        """Store in memory how often handler ``key`` was tried for an object and when it is retried; ``patch`` is ignored."""
+        """Store ``record`` in memory: how often handler ``key`` was tried for the object ``body``, and when it is retried.
+
+        ``patch`` is ignored, since nothing is written to the object.
+        """
         self._records[body["metadata"]["uid"], key] = record
 
     def purge(self, *, key: str, body: kopf.Body, patch: kopf.Patch) -> None:  # noqa: ARG002 - kopf's
-        """Drop the record of tries of handler ``key`` for an object; does nothing if there is none. ``patch`` is ignored."""
+        """Drop the record of how often handler ``key`` was tried for the object ``body``; does nothing if there is none.
+
+        ``patch`` is ignored.
+        """
         self._records.pop((body["metadata"]["uid"], key), None)
 
     def touch(self, *, body: kopf.Body, patch: kopf.Patch, value: str | None) -> None:
-        """Put annotation ``penstock.dev/touch`` with the time ``value`` into ``patch``; None removes it.
+        """Put annotation ``penstock.dev/touch`` with the time ``value`` into ``patch``, or its removal if ``value`` is None.
 
-        Kopf (the operator framework) then writes the patch to the object; the watch event of that write makes it retry
-        its handler.
+        Kopf (the operator framework) then writes the patch to the object ``body``; the watch event of that write makes
+        it retry its handler. Does nothing if the annotation to remove is absent.
         """
         if value is not None or TOUCH_ANNOTATION in body["metadata"].get("annotations", {}):
             patch.metadata.annotations[TOUCH_ANNOTATION] = value

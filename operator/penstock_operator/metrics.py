@@ -181,7 +181,11 @@ class OperatorMetrics:
 
 
 class StatusServer(HttpServer):
-    """HTTP server of /metrics, /healthz (200 if the process needs no restart) and /readyz (200 if it reconciles or is on standby)."""
+    """HTTP server of the operator process, for Prometheus and the kubelet.
+
+    It answers /metrics, /healthz (200, or 503 if only a restart helps) and /readyz (200 if the process reconciles or
+    is on standby, else 503).
+    """
 
     def __init__(
         self,

@@ -45,7 +45,11 @@ log = get_logger(__name__)
 
 
 class Profiles:
-    """In-memory view of all ProfileRequests in a namespace or in the cluster, and the queue from which they are reconciled."""
+    """Watches and reconciles all ProfileRequests in a namespace or in the cluster.
+
+    A ProfileRequest asks for a measurement of a graph's engine; the operator runs it as a Job and reports its result
+    in the request's status.
+    """
 
     def __init__(self, parts: Dependencies, *, namespace: str | None, limits: RateLimits) -> None:
         self._parts = parts

@@ -202,7 +202,10 @@ class Operator:
 
 
 class OperatorService:
-    """The operator process: serves /metrics, takes part in leader election unless that is disabled, and runs `Operator` as leader."""
+    """The operator process, which runs the reconcilers (`Operator`) while it is the leader.
+
+    It serves /metrics, and takes part in leader election unless that is disabled.
+    """
 
     def __init__(self, settings: OperatorSettings) -> None:
         self._settings = settings

@@ -45,7 +45,11 @@ _WITH_STATUS: Final = frozenset({"Deployment", "LeaderWorkerSet", "ScalingAdapte
 
 
 class InterningPool:
-    """Makes JSON objects share their equal parts, so that each part is stored only once in memory."""
+    """Makes JSON objects share their equal parts, so that each part is stored only once in memory.
+
+    It forgets all parts when it has stored a maximum number of them; parts made later are then not shared with earlier
+    ones.
+    """
 
     def __init__(self, limit: int = INTERNED_PARTS) -> None:
         self._limit = limit
@@ -129,7 +133,10 @@ def _head(obj: Object) -> Object:
 
 
 def same(one: Object, other: Object) -> bool:
-    """Return whether two objects from `trim_graph` or `trim_child` are equal apart from their resource version."""
+    """Return whether two objects from `trim_graph` or `trim_child` are equal apart from their resource version.
+
+    If so, a change that the watch reports between ``one`` and ``other`` does not concern the operator.
+    """
     return {**one, VERSION: 0} == {**other, VERSION: 0}
 
 

@@ -39,7 +39,7 @@ def is_accelerator(resource: str, known: tuple[str, ...] = GPU_RESOURCES) -> boo
 def claim_templates(graph: GraphDeployment, name: str) -> list[str]:
     """Return the names of the ResourceClaimTemplates from which a service's containers claim devices; a name occurs once per claim.
 
-    The names come from the service's podTemplate. Returns an empty list if it has no claims. ``name`` is the service.
+    The names come from the podTemplate of service ``name`` in ``graph``. Returns an empty list if it has no claims.
     """
     spec = _map(graph.spec.services[name].pod_template.get("spec"))
     containers = [_map(each) for kind in ("containers", "initContainers") for each in _list(spec.get(kind))]

@@ -156,7 +156,7 @@ def service_labels(graph: GraphDeployment, service: str) -> dict[str, str]:
 
 
 def selector(graph: GraphDeployment, service: str) -> dict[str, str]:
-    """Return the labels by which a selector finds all pods of a service, whether they serve or drain."""
+    """Return the labels by which a selector finds all pods of a graph's service, whether they serve or drain."""
     return {GRAPH_LABEL: graph.name, SERVICE_LABEL: service}
 
 

@@ -38,13 +38,16 @@ def pool_of(graph: GraphDeployment, service: str) -> NodePool | None:
 
 
 def gpus_per_pod(graph: GraphDeployment, service: str) -> int:
-    """Return the number of GPUs that one pod of a service counts against the graph's GPU budget."""
+    """Return the number of GPUs that one pod of a graph's service counts against the graph's GPU budget."""
     spec = graph.spec.services[service]
     return spec.gpus // spec.nodes_per_replica
 
 
 def gpu_request(graph: GraphDeployment, service: str) -> tuple[str, int] | None:
-    """Return name and amount of the extended resource that one pod of a service requests; None if it requests none."""
+    """Return the extended resource that one pod of a graph's service requests, such as ``nvidia.com/gpu``, and its amount.
+
+    Returns None if the pod requests none.
+    """
     resource = graph.spec.gpu_resource_of(service)
     return None if resource is None else (resource, gpus_per_pod(graph, service))
 

@@ -106,7 +106,10 @@ def _is_own(graph: GraphDeployment, service: str) -> bool:
 
 
 def volumes(graph: GraphDeployment, service: str) -> list[Mounted]:
-    """Return every volume of a service's pods with its volume mount, as pairs of a volume and a mount."""
+    """Return every volume that the pods of a graph's service have, with its mount in the container, as pairs.
+
+    They are folders to write to, the model cache, and files that ConfigMaps and Secrets contain.
+    """
     is_own, is_worker = _is_own(graph, service), graph.spec.services[service].role.is_worker
     found = folders(pool_of(graph, service), is_own=is_own, is_worker=is_worker)
     found += _worker_tls(graph, is_worker=is_worker)
@@ -271,7 +274,10 @@ whose changes must not restart routers."""
 
 
 def has_budget(graph: GraphDeployment, context: BuildContext) -> bool:
-    """Return whether a GPU budget limits the graph's workers, so that their pods wait at a scheduling gate until the operator removes it."""
+    """Return whether a GPU budget limits the graph's workers, from its manifest or from a GPU pool (which ``context`` says).
+
+    The workers' pods then wait at a scheduling gate until the operator removes it.
+    """
     planner = graph.spec.planner
     return planner.enabled and (context.in_pool or planner.max_gpu_budget is not None)
 
@@ -288,9 +294,9 @@ def stated_gpu_ceiling(raw: Mapping[str, Any]) -> int | None:
 
 
 def processes(graph: GraphDeployment, context: BuildContext) -> dict[str, ProcessSpec]:
-    """Return the process that runs in the pods of each service, by service name.
+    """Return the process (command, arguments, environment) that runs in the pods of each service, by service name.
 
-    The planner is not included, because one planner serves all graphs.
+    The planner is not included, because one planner serves all graphs. ``context`` gives namespace and address family.
     """
     runtime = RuntimeContext(
         python="python",

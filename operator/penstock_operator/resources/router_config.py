@@ -24,7 +24,10 @@ _DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def config_map(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
-    """Return the ConfigMap of a graph's routers, with the graph as YAML, reduced to the fields that a router reads."""
+    """Return the ConfigMap that a graph's routers mount: the graph as YAML, reduced to the fields that a router reads.
+
+    ``context`` are the settings from which the objects are built.
+    """
     data = {PurePosixPath(GRAPH_FILE).name: router_manifest(graph)}
     return graph_child(CONFIG_MAP, graph, context, ROUTER_SUFFIX, data=data)
 
@@ -108,7 +111,11 @@ def graph_secret(graph: GraphDeployment, context: BuildContext, value: str) -> d
 
 
 def graph_secret_variable(graph: GraphDeployment, context: BuildContext) -> dict[str, Any]:
-    """Return the environment variable that gives routers the value of the graph's Secret, with which they authenticate each other."""
+    """Return the entry of a router container's ``env`` that sets the value of the graph's Secret.
+
+    Routers of the graph authenticate each other with this value. ``context`` has the graph's UID, a part of the
+    Secret's name.
+    """
     reference = {"name": child_name(graph.name, _suffix(context)), "key": _KEY}
     return {"name": GRAPH_SECRET_VARIABLE, "valueFrom": {"secretKeyRef": reference}}
 

@@ -117,7 +117,10 @@ def _mapped(value: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
 
 
 class CellLost(Enum):
-    """Result of a cell (one run of a sweep) whose process or machine died before the run ended, so that the caller repeats the run."""
+    """Result of a cell (one run of a sweep) that has no figures, because its process or machine died before the run ended.
+
+    The caller then repeats the run.
+    """
 
     LOST = "lost"
 

@@ -152,7 +152,10 @@ def imbalance(recordings: Mapping[str, Recording]) -> Figure:
 
 
 def replicas(recording: Recording, *, slo_s: float) -> Figure:
-    """Draw a run over simulated time: replicas by role, GPUs held, and the fraction of requests with a TTFT below ``slo_s`` seconds."""
+    """Draw the run in ``recording`` over simulated time: replicas by role, GPUs held, and the fraction of requests on time.
+
+    A request is on time if its TTFT is below ``slo_s`` seconds.
+    """
     figure = blank_figure("Replicas, GPUs and requests in time")
     top, middle, bottom = figure.subplots(3, 1, sharex=True)
     times = [sample.at_s for sample in recording.samples]

@@ -38,7 +38,10 @@ def run_same(cell: Cell, key: str) -> CellOutcome:
 
 
 class DaskCluster:
-    """Runs cells (single simulation runs) as tasks of a Dask cluster, which reruns the tasks of a lost worker on another one."""
+    """Runs cells (single runs of a sweep) as tasks of a Dask cluster, on other processes or machines.
+
+    If a worker of the cluster is lost, Dask runs its tasks again on another worker.
+    """
 
     def __init__(self, client: Client, address: str) -> None:
         """Use a connected client.

@@ -45,7 +45,7 @@ class Executor(Protocol):
 
 
 class InProcess:
-    """Runs each cell (single run of a sweep) in the calling process, during `submit`."""
+    """Runs each cell (single run of a sweep) in the calling process, during `submit`, so that one cell runs at a time."""
 
     def max_in_flight(self) -> int:
         """Return 1, the maximum number of cells (simulation runs) to have submitted at a time."""
@@ -70,7 +70,10 @@ class InProcess:
 
 
 class Processes:
-    """Runs cells (single runs of a sweep) in worker processes of this machine, and restarts the processes if one is killed."""
+    """Runs cells (single runs of a sweep) in worker processes of this machine.
+
+    If one of the processes is killed, all are started again; their cells count as lost, so that the caller repeats them.
+    """
 
     def __init__(self, count: int) -> None:
         """Start a pool of ``count`` processes."""

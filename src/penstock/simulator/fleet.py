@@ -166,7 +166,9 @@ class SimulatedFleet:
         )
 
     def join(self, role: Role, now_s: float) -> SimulatedWorker | None:
-        """Add a worker in state STARTING at the simulated time ``now_s``, and return it; None if the GPU budget does not allow it.
+        """Add a worker of ``role`` in state STARTING to the fleet at the simulated time ``now_s``, and return it.
+
+        Returns None, and adds no worker, if the GPU budget does not allow it.
 
         The worker is placed on a node if the nodes have GPUs that no worker holds; else it waits for a node.
         """

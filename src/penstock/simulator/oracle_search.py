@@ -145,9 +145,10 @@ def scheduled_gpu_s(scenario: Scenario, until_s: float) -> float:
 
 
 def with_best_schedule(scenario: Scenario, requests: Sequence[TraceRequest]) -> Scenario:
-    """Return the scenario with the best schedule set for its oracle, a planner that knows all arrivals; unchanged with another planner.
+    """Return the scenario with the best schedule (replicas over time) for ``requests`` set for its oracle.
 
-    This runs several complete simulations.
+    An oracle is a planner that knows all arrivals; with another planner, the scenario is returned unchanged. This runs several
+    complete simulations.
     """
     if scenario.planner is None or not scenario.planner.policy.is_oracle:
         return scenario

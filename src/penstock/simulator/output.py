@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 def number(value: float | None, decimals: int = 2) -> str:
-    """Return a number with the given decimals, or ``-`` if it is None."""
+    """Return ``value`` as text with ``decimals`` digits after the point, or ``-`` if it is None."""
     return "-" if value is None else f"{value:.{decimals}f}"
 
 
@@ -245,7 +245,9 @@ def write(result: Mapping[str, Any], recordings: Mapping[str, Recording], direct
 
 
 def write_result(result: Mapping[str, Any], directory: Path) -> Path:
-    """Write the result as ``simulate.json``, and return its path. The file is replaced atomically, so no reader sees a partial file.
+    """Write ``result`` as ``simulate.json`` into the folder ``directory``, and return the path of the file.
+
+    The file is replaced atomically, so no reader sees a partial file.
 
     Raises:
         PenstockError: the file cannot be written.

@@ -139,17 +139,17 @@ def _of_graph(options: SimulateOptions, trace: str, graph: GraphDeployment) -> S
 
 
 def pool_result(plan: PoolPlan, run: PoolRun) -> dict[str, Any]:
-    """Return the figures of each graph and of the GPU pool as plain data.
+    """Return the figures of each graph and of the GPU pool as plain data, computed from the simulated run ``run`` of ``plan``.
 
-    The result has the keys ``pool`` (figures of the pool), ``graphs`` (a list with the figures of each graph), ``notes`` and ``schema``.
-    The keys of a graph include:
+    The keys of the result are ``pool`` (figures of the pool), ``graphs`` (a list with the figures of each graph), ``notes`` and
+    ``schema``. The keys of a graph include:
         guaranteed: GPUs that the pool gives to the graph whenever its planner wants them.
         lost: Number of requests that were accepted and failed.
         borrowed_gpu_hours: GPU-hours that the graph held above its guarantee.
         lacked_s: Seconds in which the graph wanted GPUs of its guarantee that it did not hold.
         gave_back: Number of times that the graph's grant was lowered below the GPUs that it wanted.
-        cut: Drains that were cut short after the pool's ``reclaim.graceSeconds``: the number of these drains, the number of requests on
-            their workers, and the number of those requests that failed.
+        cut: Drains that were cut short after the pool's ``reclaim.graceSeconds``: the number of these drains, the number of
+            requests on their workers, and how many of these requests failed.
     """
     rows = [_row(name, graph, plan, run) for name, graph in plan.graphs.items()]
     held = [sum(sample.held.values()) for sample in run.samples]

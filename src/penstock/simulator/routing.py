@@ -186,14 +186,18 @@ class VirtualRouter:
         return effects + self.release(job, now_s)
 
     def first_token(self, job: Job, now_s: float) -> None:
-        """Record a request's TTFT, for the latency targets of its priority tier. Does nothing if tiers are not used."""
+        """Record a request's TTFT, from its arrival to ``now_s``, in the statistics of its priority tier.
+
+        From these, the router judges whether the tier meets its latency targets. Does nothing if tiers are not used.
+        """
         if self.core.tiers is not None:
             self.core.tiers.first_token(job.tier, now_s - job.request.arrival_s, now_s)
 
     def ended(self, job: Job, now_s: float) -> None:
-        """Record a request's outcome and latencies, for the latency targets of its priority tier.
+        """Record the outcome and latencies of a request that ended at ``now_s`` in the statistics of its priority tier.
 
-        Does nothing if tiers are not used, or if the request was rejected before it was assigned to a worker.
+        From these, the router judges whether the tier meets its latency targets. Does nothing if tiers are not used, or if the
+        request was rejected before it was assigned to a worker.
         """
         tiers = self.core.tiers
         if tiers is None or (job.outcome is JobOutcome.REJECTED and job.assignment is None):
@@ -205,10 +209,11 @@ class VirtualRouter:
         tiers.ended(job.tier, ended, now_s)
 
     def rejected(self, job: Job, reason: RefusalReason) -> None:
-        """Record, for its priority tier, that a request was rejected without having been assigned to a worker.
+        """Add a request that was rejected without having been assigned to a worker to the count of its priority tier.
 
-        Does nothing if tiers are not used, or if the router has counted the rejection already. A router itself counts requests that were
-        shed (rejected in favour of a higher tier) and requests that waited too long. ``reason`` says why the request was rejected.
+        Does nothing if tiers are not used, or if the router has counted the rejection already: a router itself counts requests that
+        were shed (rejected in favour of a higher tier) and requests that waited too long. ``reason`` says why the request was
+        rejected.
         """
         counted = {RefusalReason.SHED, RefusalReason.QUEUE_TIMEOUT}
         if self.core.tiers is not None and job.assignment is None and reason not in counted:
@@ -244,7 +249,10 @@ class VirtualRouter:
         return core.release(_assigned(job), now_s)
 
     def lost(self, job: Job, now_s: float) -> None:
-        """Record that a request's worker has died. No waiting request is assigned to a worker until `set_workers` is called."""
+        """Record that the worker of a request (``job``) died at ``now_s``, and end the request's assignment to it.
+
+        No waiting request is assigned to a worker until `set_workers` is called.
+        """
         _assigned(job).failed(now_s, "broke off")
         self.release(job, now_s, is_quiet=True)
 

@@ -57,7 +57,13 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FaultPeriod:
-    """A fault of kind ``kind`` that lasts from ``from_s`` to ``to_s``, in simulated seconds."""
+    """A temporary fault of a simulation.
+
+    Attributes:
+        kind: What goes wrong, such as that no metrics source answers.
+        from_s: Time at which the fault begins, simulated seconds.
+        to_s: Time at which it ends, simulated seconds.
+    """
 
     kind: Fault
     from_s: float
@@ -71,9 +77,13 @@ class FaultPeriod:
 
 @dataclass(frozen=True, slots=True)
 class BudgetChange:
-    """New GPU budget ``gpus`` from ``at_s`` (simulated seconds) on.
+    """A change of the GPU budget during a simulation.
 
-    Existing workers above it are not removed, but no worker may join above it.
+    Existing workers above the new budget are not removed, but no worker may join above it.
+
+    Attributes:
+        at_s: Time of the change, simulated seconds.
+        gpus: GPU budget from then on.
     """
 
     at_s: float
@@ -261,8 +271,12 @@ class PoolSpec:
 class Resize:
     """A change of a pool's size by someone other than the planner.
 
-    At ``at_s`` (simulated seconds), the number of ready and starting replicas of the role is set to ``replicas``: added replicas take the
-    cold start to become ready, removed replicas drain.
+    Added replicas take the cold start to become ready, removed replicas drain.
+
+    Attributes:
+        at_s: Time of the change, simulated seconds.
+        role: Role of the pool's workers.
+        replicas: Number of ready and starting replicas to which the pool is set; a planner can change it later.
     """
 
     at_s: float
@@ -276,10 +290,12 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailure:
-    """The death of the worker named ``worker`` at ``at_s``, in simulated seconds.
+    """The death of a worker, with all requests on it and its cache.
 
-    All requests on the worker and its cache are lost. The worker restarts, empty, at ``back_s``, and holds its GPUs until then; with None,
-    the worker is removed.
+    Attributes:
+        at_s: Time of the death, simulated seconds.
+        worker: Name of the worker.
+        back_s: Time at which the worker restarts, without requests or cache; it holds its GPUs until then. None removes the worker.
     """
 
     at_s: float

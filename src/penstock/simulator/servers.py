@@ -133,7 +133,10 @@ class SimpleServer:
 
 
 class EngineModel:
-    """The engine settings and latency model that all workers of one pool share, so that the latency profile is read only once."""
+    """The engine settings and latency model that all workers of one pool share; `make` returns an engine for a new worker.
+
+    They are shared so that the latency profile is read only once.
+    """
 
     def __init__(self, role: Role, spec: ProfiledModel) -> None:
         """Read the latency profile, and prepare the settings.
@@ -236,7 +239,10 @@ class SimulatedEngine:
         self._wake(now_s)
 
     def outputs_of(self, job: Job, now_s: float) -> int:
-        """Return the number of tokens generated for a request until the simulated time ``now_s``; 0 if it is unknown or has ended."""
+        """Return the number of output tokens generated for ``job`` until the simulated time ``now_s``.
+
+        Returns 0 if the engine does not have the request, or if it has ended.
+        """
         self._catch_up(now_s)
         return self.engine.outputs_of(job.name)
 

@@ -60,7 +60,10 @@ SCRAPE_S = 1.0
 
 
 class Scrapes:
-    """Scrapes the workers' metrics once per simulated second, and passes them to the picker, the router that chooses workers."""
+    """Scrapes the workers' metrics once per simulated second, and passes them to the picker, the router that chooses workers.
+
+    Between two scrapes the picker knows only the KV cache usage of the last scrape, as a router on a cluster does.
+    """
 
     def __init__(self, state: SimulationState, apply: Callable[[Effects[Job]], None]) -> None:
         """Prepare the scrapes.
