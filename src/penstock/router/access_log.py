@@ -50,13 +50,16 @@ class AccessLog:
             ) from exc
 
     def write(self, line: dict[str, Any]) -> None:
-        """Buffer one line; the key ``ts`` (Unix seconds) is added."""
+        """Add one line to the buffer: the JSON object ``line``, with the present time added as ``ts`` (Unix seconds).
+
+        The buffer is written to the log at the next `flush`, or now if it is full.
+        """
         self._lines += orjson.dumps({"ts": round(time.time(), 3), **line}) + b"\n"
         if len(self._lines) > _FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Write the buffered lines."""
+        """Write the buffered lines to the log; if that fails, they are dropped, and the first failure of a series is reported."""
         if not self._lines:
             return
         content, self._lines = bytes(self._lines), bytearray()

@@ -88,7 +88,13 @@ class Picker(Protocol):
         """
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
-        """Record that a request is about to be sent to its worker; if this raises an AdmissionError, the request is not sent."""
+        """Record that a request is about to be sent to its worker; if this raises an AdmissionError, the caller does not send it.
+
+        Args:
+            assignment: The request's assignment to the worker.
+            role: Role for which the worker was requested.
+            arrival: The request as routing policies see it.
+        """
 
     def release(self, assignment: LiveAssignment) -> None:
         """Record that a request has left its worker, which then has capacity for another one."""
@@ -145,7 +151,7 @@ class OwnPicker:
         self.core.cancel(waiter, role, self.now_s())
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
-        """Do nothing: the core has already recorded the dispatch."""
+        """Do nothing: this router's core has chosen the worker itself, and has already counted the request as running there."""
 
     def release(self, assignment: LiveAssignment) -> None:
         """Release the worker, and dispatch other requests to it if possible; does nothing on repeated calls."""
@@ -277,7 +283,7 @@ class Admission:
     # ------------------------------------------------------------------ workers and time
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Register ``listener``, which is called after every change of the workers."""
+        """Call ``listener`` from now on after every change of the workers (joined, removed, or their state changed)."""
         self._listeners.append(listener)
 
     def set_workers(self, specs: Iterable[WorkerSpec]) -> None:
@@ -336,7 +342,10 @@ class Admission:
             raise AdmissionError(RefusalReason.SHED, shed, tiers.monitor.tiers.shedding.recover_seconds)
 
     def all_busy(self, role: Role) -> AdmissionError:
-        """Count and return the rejection of a request because all workers of a role are busy."""
+        """Count a request as rejected because all workers of ``role`` are busy, and return the exception to raise for it.
+
+        It contains the time until a worker is expected to take requests again, if that is known.
+        """
         self.core.rejections[role].add(self._now_s())
         return AdmissionError(RefusalReason.ALL_BUSY, ALL_BUSY, self.core.busy[role].free_in_s())
 

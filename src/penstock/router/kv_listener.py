@@ -259,9 +259,10 @@ def _number(frames: Sequence[bytes]) -> int | None:
 
 
 class KvListener:
-    """All subscriptions of one router to the KV events of its workers.
+    """All subscriptions of one router to the KV events of its workers, by which it knows what each worker has cached.
 
-    A worker is eligible if it can be sent requests now.
+    A KV event reports blocks that were stored in, or removed from, a worker's cache. A worker is eligible if it can be sent
+    requests now.
 
     Attributes:
         zmq: The module ``zmq.asyncio``.
@@ -381,7 +382,14 @@ class KvListener:
         return {name: index.count for name, index in found.items() if index is not None}
 
     def apply(self, events: KvEvents, frames: Sequence[bytes]) -> None:
-        """Apply a message's frames to the worker's ``events``; a message or event that is not understood is counted."""
+        """Apply one ZMQ message with a batch of a worker's KV events to the worker's prefix index (assumed cache contents).
+
+        Whatever is not understood is left out, and counted in `malformed`.
+
+        Args:
+            events: Object that applies the worker's events to its prefix index.
+            frames: Frames of the message: topic, number of the batch (8 bytes), and the batch in MessagePack.
+        """
         if len(frames) != _FRAMES or len(frames[1]) != NUMBER_BYTES:
             self._not_understood()
             return
@@ -410,5 +418,8 @@ class KvListener:
         self.malformed += 1
 
     def begin(self, index: PrefixIndex) -> KvEvents:
-        """Return a new object that applies one worker's KV events to its prefix index ``index`` (assumed cache contents)."""
+        """Return a new object that applies the KV events of one worker to ``index``, the worker's prefix index (assumed cache).
+
+        Called for each new subscription, because the known blocks and the number of the last batch start again with it.
+        """
         return KvEvents(index, engine_block_tokens=self._engine_block_tokens)

@@ -62,7 +62,7 @@ class MetricsPage:
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics of the parts that the graph has, including those without a sample."""
+        """Yield all metrics of the parts of the router that are in use, each with its present values; some may have none yet."""
         parts = [
             self._of_model(),
             self._of_roles(),

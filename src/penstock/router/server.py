@@ -368,13 +368,16 @@ class TickJobs:
     """The independent jobs that the router runs every 0.1 real seconds: a failed job is logged, and the others run nevertheless."""
 
     def __init__(self, jobs: Mapping[str, Callable[[], object]], failed: Counter[str]) -> None:
-        """Store the jobs by name, and ``failed``, which counts their failures by name."""
+        """Store ``jobs``, the functions to call, by name, and ``failed``, in which their failures are counted by the same name."""
         self._jobs = jobs
         self._failed = failed
         self._logged_s = dict.fromkeys(jobs, -math.inf)
 
     def run(self, now_s: float) -> None:
-        """Run all jobs at ``now_s`` (real seconds). A job that fails each time is logged every 10 real seconds."""
+        """Run all jobs in order, whether or not one fails; an exception of a job is counted and logged.
+
+        A job that fails each time is logged every 10 real seconds; ``now_s`` is the present time of that clock.
+        """
         for name, job in self._jobs.items():
             try:
                 job()
@@ -386,7 +389,10 @@ class TickJobs:
 
 
 class PauseLog:
-    """Logs that this process's event loop was blocked, which explains elections of another picker and late responses."""
+    """Logs that this process's event loop was blocked, because this explains late responses and elections.
+
+    Other routers take a router that was blocked for gone, and elect another one as the picker, which chooses the workers.
+    """
 
     def __init__(self) -> None:
         self._longest = (0.0, 0.0)

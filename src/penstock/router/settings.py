@@ -185,7 +185,7 @@ class RouterSettings:
         return is_loopback(self.host) and not self.api_keys
 
     def shown(self) -> dict[str, Any]:
-        """Return the settings to log at start, without secrets."""
+        """Return the settings to log at the start, by name, without secrets: of keys only their number is included."""
         return {
             "model": self.model,
             "disaggregated": self.disaggregated,
@@ -209,7 +209,7 @@ class RouterSettings:
         return str(self.statefile) if self.statefile else [each.url for each in self.workers]
 
     def server_limits(self) -> ServerLimits:
-        """Return the limits of client connections."""
+        """Return the limits of client connections (sizes, timeouts, number), as the HTTP server applies them."""
         limits = self.config.limits
         return ServerLimits(
             max_header_bytes=limits.max_header_bytes,

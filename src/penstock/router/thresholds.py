@@ -41,7 +41,10 @@ def unconfirmed(limit_s: float) -> RequestRefused:
 
 
 class BusyThresholdApi:
-    """The HTTP API by which an operator reads and changes the thresholds above which a graph's workers are busy."""
+    """The HTTP API by which an administrator reads and changes the thresholds above which a graph's workers are busy.
+
+    A busy worker gets no new requests. ``thresholds`` is this router's copy of them, and ``model`` the model's name.
+    """
 
     def __init__(self, thresholds: GraphThresholds, model: str) -> None:
         self._thresholds = thresholds
@@ -52,10 +55,16 @@ class BusyThresholdApi:
         return orjson.dumps({"thresholds": [self._shown()]})
 
     def change(self, content_type: bytes | None, body: bytes) -> bytes:
-        """Set the thresholds in a request body, unset those that are null, and return all of them as JSON.
+        """Apply the thresholds in a request body, and return all thresholds in effect as the JSON body of the response.
+
+        A threshold that is null in the body is disabled; one that is missing does not change.
+
+        Args:
+            content_type: Value of the request's Content-Type header; None if there is none.
+            body: JSON object with ``model``, the name of the model, and a key for each threshold to change.
 
         Raises:
-            RequestRefused: the body is not valid; nothing was changed.
+            RequestRefused: the body is not valid, or another model is named; nothing was changed.
         """
         asked = _read_object(content_type, body)
         model = asked.pop("model", None)
@@ -198,13 +207,20 @@ class GraphThresholds:
         self._take(self.state.file, self.now._replace(**changes), (self.versions[0], *of_keys))
 
     def file_changed(self, thresholds: BusyThresholds) -> None:
-        """Set the thresholds of a changed graph file; does nothing if another router has read the same file before and sent them."""
+        """Replace all thresholds by those of a changed graph file, with a new version that is sent to the other routers.
+
+        Does nothing if the thresholds in the file are those of the last change of the file that this router knows: another
+        router has then read it before, and has sent them.
+        """
         if thresholds != self.state.file:
             versions = (self.state.version + 1,) * len(self.versions)
             self._take(thresholds, thresholds, versions)
 
     def published(self) -> tuple[ThresholdState | None, KeyVersions]:
-        """Return the state and the versions to send to other routers; the state is None if nothing was changed."""
+        """Return what to send to the other routers: the thresholds with their newest version, and the version of each value.
+
+        Returns (None, ()) if the thresholds were never changed since the routers started.
+        """
         return (self.state, self.versions) if self.state.version else (None, ())
 
     def received(self, state: ThresholdState, sent: KeyVersions = ()) -> bool:

@@ -68,7 +68,10 @@ class Discovery:
 
 
 class StatefileDiscovery(Discovery):
-    """Discovery by the local backend's statefile, which is read again when it has changed."""
+    """Discovery by the local backend's statefile, in which that backend lists the processes of a graph.
+
+    The file is read again when it has changed.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(routers=())
@@ -105,7 +108,9 @@ class StatefileDiscovery(Discovery):
 
 
 def parse_static_workers(values: Sequence[str]) -> tuple[WorkerSpec, ...]:
-    """Return the workers of a fixed fleet from ``role=url`` arguments; their names are ``role-0``, ``role-1`` and so on.
+    """Return the workers of a fixed fleet, as the ``role=url`` arguments ``values`` list them.
+
+    Their names are the role and a number: ``prefill-0``, ``prefill-1`` and so on.
 
     Raises:
         ConfigError: a value is not ``role=http://host:port`` or ``role=https://host:port``.
@@ -125,7 +130,9 @@ def parse_static_workers(values: Sequence[str]) -> tuple[WorkerSpec, ...]:
 
 
 def parse_statefile(content: bytes) -> tuple[tuple[WorkerSpec, ...], tuple[str, ...]]:
-    """Return the workers in a statefile, and the base URLs of its routers; other entries are ignored.
+    """Return the workers in a statefile, and the base URLs of the graph's routers; other entries are ignored.
+
+    ``content`` is the content of the file, in which the local backend lists the processes of a graph as JSON.
 
     Raises:
         ValueError: the content is not a JSON object.

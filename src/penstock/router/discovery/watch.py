@@ -155,7 +155,10 @@ class WorkerWatch:
         return asyncio.get_running_loop().time() - self._pool.lag_s
 
     def sync(self) -> None:
-        """Start a task for every new worker, and end the tasks of workers that were removed and have no requests any more."""
+        """Start a task of checks for each new worker, and end the tasks of workers that were removed and have no requests any more.
+
+        Called after each change of the workers.
+        """
         pool = self._admission.core.pool
         current = {*pool, *pool.leaving}
         for worker in [worker for worker in self._tasks if worker not in current]:
@@ -185,7 +188,7 @@ class WorkerWatch:
             await asyncio.sleep(due_s - loop.time())
 
     async def check(self, worker: Worker) -> None:
-        """Check the health of one worker once, scrape its metrics if it is healthy, and record the results."""
+        """Check the health of one worker once, scrape its metrics if it is healthy, and record the results in ``worker``."""
         failures = worker.failures
         try:
             problem = await self._health_problem(worker)

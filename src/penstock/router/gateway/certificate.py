@@ -42,7 +42,7 @@ class KeyPair(NamedTuple):
 
 
 def own_key_pair() -> KeyPair:
-    """Return a new self-signed certificate with its key."""
+    """Return a new self-signed certificate, valid for ten years, and its private key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
     now = dt.datetime.now(dt.UTC)
@@ -66,7 +66,7 @@ def own_key_pair() -> KeyPair:
 
 
 def read_key_pair(folder: Path) -> KeyPair:
-    """Return the certificate and key in a folder.
+    """Return the certificate and the private key in ``folder``: its files ``tls.crt`` and ``tls.key``.
 
     Raises:
         ConfigError: a file cannot be read, or the key does not belong to the certificate.

@@ -264,13 +264,20 @@ class GatewayStream:
         self._answers.put_nowait(answer)
 
     def answer(self, status: int, body: bytes, content_type: str, headers: Headers) -> None:
-        """Send a complete response to the client, instead of the worker's."""
+        """Send a complete response of the router to the client, in place of the worker's response.
+
+        Args:
+            status: HTTP status.
+            body: Body of the response.
+            content_type: Value of the Content-Type header.
+            headers: Further headers, as pairs of name and value.
+        """
         self.put(messages.immediate(status, body, content_type, headers))
 
     # ------------------------------------------------------------------ what a response and a responder ask for
 
     def pause_reading(self) -> None:
-        """Stop reading the worker's response from Envoy until `resume_reading` is called."""
+        """Stop reading the worker's response from Envoy until `resume_reading` is called, so that Envoy stops sending, too."""
         self._reads.clear()
 
     def resume_reading(self) -> None:
@@ -283,7 +290,7 @@ class GatewayStream:
         self._answers.put_nowait(None)
 
     def response_head(self) -> bytes:
-        """Return empty bytes, because Envoy writes the head."""
+        """Return empty bytes: Envoy writes the head (status line and headers) of the response itself."""
         return b""
 
     def response_over(self, responder: Responder) -> None:  # noqa: ARG002 - the protocol's signature
@@ -310,7 +317,14 @@ class GatewayResponder(Responder):
         self.has_trailers = False
 
     def send(self, status: int, body: bytes, *, content_type: str = JSON, headers: Headers = ()) -> None:
-        """Send a complete response: the worker's own, or a response of the router in place of it."""
+        """Send a complete response: the worker's own, or a response of the router in place of it.
+
+        Args:
+            status: HTTP status.
+            body: Body of the response.
+            content_type: Value of the Content-Type header, for a response of the router.
+            headers: Headers to add, as pairs of name and value.
+        """
         if self.disconnected:
             return
         self.status = status

@@ -27,7 +27,10 @@ IGNORED: Final = {
 
 
 def ignored_keys(config: RouterConfig) -> Iterator[tuple[str, str]]:
-    """Yield the keys (``router.…``) that a router section sets without effect behind a gateway, each with an explanation."""
+    """Yield the settings of a graph's router section that have no effect behind a gateway: key (``router.…``) and explanation.
+
+    Only keys that ``config`` sets are included.
+    """
     given = config.to_manifest()
     for key, words in IGNORED.items():
         section, _, name = key.rpartition(".")

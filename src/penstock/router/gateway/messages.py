@@ -42,14 +42,17 @@ _PER_CONNECTION: Final = frozenset({b"connection", b"keep-alive", b"content-leng
 
 
 def endpoint_of(url: str) -> str:
-    """Return a worker's ``host:port``, the name of an endpoint in the protocol."""
+    """Return the ``host:port`` in the base URL ``url`` of a worker: the name of the worker in the protocol with the gateway."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return f"[{host}]:{parts.port or 80}" if ":" in host else f"{host}:{parts.port or 80}"
 
 
 def read_headers(headers: HeaderMap) -> dict[bytes, bytes]:
-    """Return headers by lower-case name, including pseudo headers; repeated headers are joined by commas."""
+    """Return the values of ``headers`` by lower-case name, including HTTP/2's pseudo headers (``:path`` and so on).
+
+    Values of repeated headers are joined by commas.
+    """
     found: dict[bytes, bytes] = {}
     for each in headers.headers:
         name, value = each.key.lower().encode(), each.raw_value or each.value.encode()
@@ -58,7 +61,10 @@ def read_headers(headers: HeaderMap) -> dict[bytes, bytes]:
 
 
 def read_subset(metadata: Metadata) -> frozenset[str] | None:
-    """Return the endpoints to which a request may be sent; None if the gateway does not restrict them."""
+    """Return the endpoints (``host:port``) to which a request may be sent; None if the gateway does not restrict them.
+
+    ``metadata`` is the metadata of Envoy's message, in which the gateway names them (the subset).
+    """
     hint = metadata.filter_metadata.get(_SUBSET_HINT)
     if hint is None or SUBSET not in hint.fields:
         return None
@@ -71,7 +77,10 @@ def read_subset(metadata: Metadata) -> frozenset[str] | None:
 
 
 def read_served(metadata: Metadata) -> str | None:
-    """Return the endpoint to which the gateway has sent the request; None if the gateway does not report it."""
+    """Return the endpoint (``host:port``) to which the gateway has sent the request; None if the gateway does not report it.
+
+    ``metadata`` is the metadata of Envoy's message with the response.
+    """
     reported = metadata.filter_metadata.get(_LB)
     served = "" if reported is None or SERVED not in reported.fields else reported.fields[SERVED].string_value
     return served or None
@@ -94,10 +103,10 @@ def unsupported_mode(request: ProcessingRequest) -> str | None:
 def picked(
     endpoint: str, headers: Headers, body: bytes, *, has_trailers: bool = False
 ) -> Iterator[ProcessingResponse]:
-    """Yield the messages that send a request to an endpoint.
+    """Yield the messages to Envoy that let it send a client's request to a worker: headers first, then the body in parts.
 
     Args:
-        endpoint: Endpoint, ``host:port``.
+        endpoint: Endpoint of the worker, ``host:port``.
         headers: Headers to set in addition to the endpoint's. Credentials that are not among them are removed.
         body: Body for the worker.
         has_trailers: Whether the client's request ends with trailers instead of its body.
@@ -122,7 +131,10 @@ def picked(
 
 
 def head(headers: Headers) -> ProcessingResponse:
-    """Return the message that relays a response's status and headers, with ``headers`` added; the body's length may change."""
+    """Return the message to Envoy that relays the status and the headers of a worker's response, with ``headers`` added.
+
+    Content-Length is removed, because the router may change the body.
+    """
     mutation = _mutation(headers)
     mutation.remove_headers.append("content-length")
     return ProcessingResponse(
@@ -131,17 +143,23 @@ def head(headers: Headers) -> ProcessingResponse:
 
 
 def chunk(body: bytes, *, is_last: bool) -> ProcessingResponse:
-    """Return the message for a part of a response's body."""
+    """Return the message to Envoy that sends ``body``, the next part of a response's body, to the client.
+
+    ``is_last`` says that the response ends with it.
+    """
     return ProcessingResponse(response_body=_streamed(body, is_last=is_last))
 
 
 def trailers() -> ProcessingResponse:
-    """Return the message that relays a response's trailers."""
+    """Return the message to Envoy that relays the trailers of a worker's response (headers after the body), which end it."""
     return ProcessingResponse(response_trailers=TrailersResponse())
 
 
 def immediate(status: int, body: bytes, content_type: str, headers: Headers) -> ProcessingResponse:
-    """Return the message for a complete response, instead of sending the request to a worker or instead of the worker's response."""
+    """Return the message to Envoy that sends a complete response of the router to the client.
+
+    It takes the place of the request to a worker, or of the worker's response. ``headers`` are added to those of the response.
+    """
     kept = [each for each in headers if each[0] not in _PER_CONNECTION]
     if body:
         kept.append((b"content-type", content_type.encode("latin-1")))

@@ -183,7 +183,10 @@ class GatewayHandler(CompletionHandler):
     worker_calls_type = GatewayWorkerCalls
 
     def can_resume(self, call: CompletionCall) -> bool:
-        """Return whether another worker could resume the stream of ``call``; False if Envoy relays the stream."""
+        """Return whether another worker could resume the stream of ``call`` if it breaks off.
+
+        False if Envoy relays the stream from the worker to the client, because this router cannot add another worker's part.
+        """
         return not _is_forwarded(call) and super().can_resume(call)
 
     def writes_stream(self, call: CompletionCall) -> bool:
@@ -287,7 +290,14 @@ class GatewayPicker(RouterServer):
     async def Process(  # noqa: N802 - gRPC's name
         self, request_iterator: AsyncIterator[ProcessingRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[ProcessingResponse]:
-        """Serve one request of a gateway; the method of Envoy's ExternalProcessor service."""
+        """Serve one request of a gateway: receive Envoy's messages about it, and yield the messages to Envoy.
+
+        This is the method of Envoy's gRPC service ExternalProcessor, whose name it has.
+
+        Args:
+            request_iterator: Messages of Envoy: headers and body of the client's request, then those of the response.
+            context: gRPC context of the call.
+        """
         bound = self.intake.limits.max_connections
         if self._streams >= bound:
             # gRPC's own rejection is not used, because a gateway that fails open would then send the request to any worker.

@@ -43,12 +43,18 @@ class Leader(NamedTuple):
 
 
 def majority(members: int) -> int:
-    """Return the smallest number of routers that is more than half of ``members``; for 1: 1, 2: 2, 3: 2, 4: 3."""
+    """Return the smallest number of routers that is more than half of ``members``, as the election of a picker requires.
+
+    For 1 it is 1, for 2: 2, for 3: 2, for 4: 3.
+    """
     return members // 2 + 1
 
 
 def elect(own: Status, peers: Iterable[Status], members: int) -> Leader | None:
-    """Return the picker, the router that chooses the workers for all; None if this router can accept none now.
+    """Return the picker (the router that chooses the workers for all) that this router accepts now, and its term.
+
+    That is the picker that a majority follows, else the newest claim, else the oldest router that a majority sees. Returns
+    None if this router can accept none now, because no majority sees one.
 
     If the result is this router itself and ``own`` has no claim yet, this router claims the returned term.
 
@@ -189,7 +195,9 @@ class PeerGroup:
             self._server.broadcast(loads, followers_only=True)
 
     async def confirm_thresholds(self) -> bool:
-        """Return whether another router has the thresholds of this one, so that they survive this process.
+        """Return whether another router has this router's busy thresholds (or newer ones), so that they survive this process.
+
+        Above a threshold, a worker gets no new requests.
 
         Waits for 2 real seconds (`CONFIRM_REAL_S`) at most. Returns True if there is no other router.
         """
@@ -209,13 +217,16 @@ class PeerGroup:
         return any(known(peer.thresholds, peer.threshold_versions) for _, peer in self._alive())
 
     def stop(self) -> None:
-        """Stop being the picker (the router that chooses the workers for all); requests in flight continue."""
+        """Tell the other routers that this one is shutting down, so that another one becomes the picker.
+
+        The picker is the router that chooses the workers for all. Requests in flight continue.
+        """
         self._is_stopping = True
         self._update()
         self._server.broadcast(self._status())
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to and from all other routers; this router is then alone."""
         links, self._links = self._links, {}
         for link in links.values():
             await link.close()

@@ -91,7 +91,10 @@ class Channel(asyncio.Protocol):
             self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Decode messages and pass them on; the connection is closed if other data arrive."""
+        """Decode the messages in ``data`` and pass each to ``on_message``; other data close the connection.
+
+        The response to the upgrade request comes first, at the end that connects.
+        """
         self._has_received = True
         if self.answered is not None and not self.answered.done():
             data = self._read_answer(data, self.answered)
@@ -127,13 +130,16 @@ class Channel(asyncio.Protocol):
         self._on_lost()
 
     def tick(self) -> int:
-        """Count a tick of 0.1 real seconds; return for how many ticks the other router has been silent."""
+        """Count a tick of 0.1 real seconds; return for how many ticks in a row no data have come from the other router."""
         self.silent_ticks = 0 if self._has_received else self.silent_ticks + 1
         self._has_received = False
         return self.silent_ticks
 
     def send(self, message: Message) -> None:
-        """Send a message, together with the other ones of this turn of the event loop; it is dropped if the connection has ended."""
+        """Send ``message`` together with the other messages of this turn of the event loop.
+
+        A message from before the connection is established waits for it; one from after its end is dropped.
+        """
         if not self._outgoing and self._transport is not None:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outgoing.append(message)
@@ -231,7 +237,7 @@ class RouterLink:
         self.drop()
 
     async def connect(self) -> None:
-        """Try once to connect."""
+        """Try once to connect to the router; if that fails, `tick` tries again."""
         parts = urlsplit(self.url)
         request = f"GET {PATH} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: upgrade\r\nupgrade: {NAME}\r\n"
         request_bytes = request.encode() + encode_headers(self._secret.headers) + b"\r\n"

@@ -341,7 +341,10 @@ _decoder: msgspec.msgpack.Decoder[tuple[Message, ...]] = msgspec.msgpack.Decoder
 
 
 def frames(messages: Iterable[Message]) -> bytes:
-    """Return messages encoded as frames of at most 256 messages (`MESSAGES_PER_FRAME`)."""
+    """Return ``messages`` as the bytes to send on a connection: frames of at most 256 messages (`MESSAGES_PER_FRAME`) each.
+
+    A frame is its length, followed by the messages in MessagePack.
+    """
     left, parts = list(messages), []
     for at in range(0, len(left), MESSAGES_PER_FRAME):
         content = _encoder.encode(left[at : at + MESSAGES_PER_FRAME])
@@ -350,13 +353,13 @@ def frames(messages: Iterable[Message]) -> bytes:
 
 
 class FrameReader:
-    """Splits received bytes into frames, and decodes their messages."""
+    """Splits the bytes received on one connection into frames (a length followed by messages), and decodes the messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Add received bytes, and yield the messages that are complete now.
+        """Take in the next received bytes, and yield the messages that are complete now; an incomplete frame waits for more bytes.
 
         Raises:
             ProtocolError: a frame is too long, or contains something other than messages.

@@ -79,7 +79,10 @@ class RecentPrompts:
         return iter(self._prompts)
 
     def add(self, worker: str, arrival: Arrival) -> None:
-        """Add a prompt, and delete the oldest ones above the limits; does nothing for a prompt without keys and session."""
+        """Add the prompt of ``arrival``, which the worker ``worker`` has computed, and delete the oldest prompts above the limits.
+
+        Does nothing for a prompt without prefix keys and session, from which a new picker could learn nothing.
+        """
         if not arrival.chain and not arrival.session:
             return
         self._prompts.append((worker, arrival))
@@ -248,9 +251,9 @@ class RemotePicker:
             self._report_running(assignment, running)
 
     def answered(self) -> None:
-        """Record that the picker (the router that chooses workers for all) is accepted by a majority; send it the waiting requests.
+        """Record that a majority accepts the picker (the router that chooses workers for all), and send it the waiting requests.
 
-        Does nothing on repeated calls.
+        Does nothing on repeated calls for the same picker.
         """
         if self._is_answered:
             return
@@ -269,7 +272,10 @@ class RemotePicker:
             pending.is_sent = False
 
     def pick_for_all(self) -> None:
-        """Become the picker: choose the workers for the requests of all routers from now on."""
+        """Become the picker: choose the workers for the requests of all routers from now on, beginning with those that wait here.
+
+        Does nothing if this router is the picker already.
+        """
         if not self._is_own:
             self._is_own = True
             self.core.set_peer_loads({}, self._now_s())
@@ -278,7 +284,8 @@ class RemotePicker:
     def report_progress(self) -> None:
         """Report the token counts of requests in flight to the picker (the router that chooses workers for all); called every 0.1 s.
 
-        Requests that have waited for a picker for too long get a worker from this router's own core.
+        The message is sent even if no count has changed, because it also shows that this router runs. If there has been no
+        picker for 0.9 s (real seconds), the requests that wait for one get a worker from this router's own core.
         """
         self._lost_ticks += 1
         if self._pending and self.picks_here():

@@ -272,9 +272,10 @@ class PickerServer:
         return "" if self._successor is None else self._successor.seniority[1]
 
     def choose_successor(self) -> None:
-        """Make the oldest router that follows this one its successor: the router that would choose the workers for all next.
+        """Choose the successor: the oldest router that accepts this one as the picker, which would be the picker next.
 
-        A new successor receives the recent prompts.
+        The picker is the router that chooses the workers for all. A new successor is sent the recent prompts, so that it knows
+        what the workers have cached.
         """
         followers = (each for each in self.sessions if each.is_followed)
         successor = min(followers, key=lambda each: each.seniority, default=None)
@@ -286,11 +287,13 @@ class PickerServer:
                 successor.channel.send(wire.ComputedPrompt(worker, wire.prompt_of(arrival)))
 
     def computed(self, worker: str, arrival: Arrival, source: Session | None = None) -> None:
-        """Tell the successor (the router that would choose workers next) which worker computes a prompt, so that it knows the caches.
+        """Tell the successor (the router that would be the picker next) which worker computes a prompt.
+
+        The successor so knows what each worker has cached.
 
         Args:
             worker: Name of the worker.
-            arrival: The prompt.
+            arrival: The request with the prompt's prefix keys.
             source: Connection of the router from which it comes, which knows it already; None for this router's own clients.
         """
         if source is not None:
@@ -305,7 +308,7 @@ class PickerServer:
         return sum(each.is_followed for each in self.sessions)
 
     def open(self) -> Session:
-        """Return a new session for a new connection."""
+        """Return a new session, which serves the requests from a new connection of another router, and add it to `sessions`."""
         session = Session(self)
         self.sessions.add(session)
         return session
@@ -326,7 +329,7 @@ class PickerServer:
             session.tick()
 
     def broadcast(self, message: wire.Message, *, followers_only: bool = False) -> None:
-        """Send a message on all connections, or (``followers_only``) to the routers that follow this one."""
+        """Send ``message`` to all connected routers, or (``followers_only``) to those that accept this one as the picker."""
         for session in self.sessions:
             if session.is_followed or not followers_only:
                 session.channel.send(message)

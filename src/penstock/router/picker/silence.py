@@ -19,7 +19,10 @@ _JITTER: Final = 0.25
 
 
 class SilencePatience:
-    """The number of ticks for which another router may be silent before it counts as gone. A tick is 0.1 s of this process.
+    """The limit of silence: the number of ticks without a message after which another router counts as gone.
+
+    A tick is 0.1 s of this process. The limit doubles when a router was wrongly taken for gone, and is halved after a minute
+    without such a mistake.
 
     Attributes:
         ticks: Present limit, in ticks.
@@ -28,7 +31,11 @@ class SilencePatience:
     __slots__ = ("_base", "_calm", "_jitter", "_least", "ticks")
 
     def __init__(self, least: int, jitter: Callable[[], float]) -> None:
-        """Start with the minimum limit of ``least`` ticks; ``jitter`` returns random numbers from 0 to 1."""
+        """Start with the minimum limit of ``least`` ticks.
+
+        ``jitter`` returns random numbers from 0 to 1, by which a raised limit is varied, so that routers do not all act in the
+        same tick.
+        """
         self.ticks = self._base = self._least = least
         self._jitter = jitter
         self._calm = 0

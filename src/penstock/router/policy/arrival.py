@@ -166,7 +166,10 @@ class Lane(Generic[T]):
         self._late_turns = 0
 
     def lower_tokens(self, rank: int) -> int:  # noqa: ARG002 - one lane has no tiers
-        """Return 0: without tiers, no waiting request belongs to a tier lower than ``rank`` (0 is the highest tier)."""
+        """Return 0: without tiers, no waiting request belongs to a lower tier, before which another request would be served.
+
+        ``rank`` is the rank of the other request's tier, and not used here; with tiers, `TierQueue` returns their tokens.
+        """
         return 0
 
     def __bool__(self) -> bool:
@@ -211,7 +214,10 @@ class Lane(Generic[T]):
             self.late_tokens -= queued.uncached
 
     def charge(self, queued: QueuedRequest[T]) -> None:
-        """Record that ``queued`` was dispatched, so that streams to be resumed and new requests are served in turn."""
+        """Record that ``queued`` was dispatched: the next request to be served is then a new one if it was a stream to be resumed.
+
+        In the same way, a stream to be resumed is next after a new request. So both are served in turn.
+        """
         self._last_was_resuming = queued.arrival.is_continuation
 
     def in_order(self, *, hit_first: bool) -> Iterator[QueuedRequest[T]]:
@@ -328,11 +334,14 @@ class KeyDensity:
         self._tokens = float(BLOCK_TOKENS)
 
     def learn(self, keys: int, tokens: int) -> None:
-        """Add one prompt with this many prefix keys and tokens to the mean; does nothing if either is 0."""
+        """Add one prompt to the mean: its number of prefix keys, and its number of tokens; does nothing if either is 0."""
         if keys and tokens:
             self._keys = self._keys * _DECAY + keys
             self._tokens = self._tokens * _DECAY + tokens
 
     def keys(self, tokens: int) -> int:
-        """Return the number of prefix keys of the prompts that fit into a KV cache of ``tokens`` tokens, >= 2."""
+        """Return the number of prefix keys of the prompts that fit into a KV cache of ``tokens`` tokens, >= 2.
+
+        It is ``tokens`` times the mean number of keys per token, and is used as the capacity of a worker's prefix index.
+        """
         return max(2, int(tokens * self._keys / self._tokens))

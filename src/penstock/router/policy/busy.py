@@ -148,7 +148,7 @@ class DrainRate:
         self._seen_s = 0.0
 
     def at_work(self, workers: int, now_s: float) -> None:
-        """Record that ``workers`` workers have work from ``now_s`` (simulated seconds)  on, until the next call.
+        """Record that ``workers`` workers have work from ``now_s`` (simulated seconds) on, until the next call.
 
         Only time in which a worker has work counts for the rate.
         """
@@ -160,7 +160,7 @@ class DrainRate:
         self._workers = workers
 
     def drained(self, tokens: float, now_s: float) -> None:
-        """Count tokens that the workers have computed just before ``now_s`` (simulated seconds)."""
+        """Add ``tokens`` tokens, computed by the workers just before ``now_s`` (simulated seconds), to those of the rate."""
         self.at_work(self._workers, now_s)
         self._tokens += tokens
 
@@ -250,7 +250,10 @@ class BusyWorkers:
             self._busy[load.name] = self._free_in_s(load, excess, ranks=len(usages), now_s=now_s)
 
     def computed(self, tokens: int, now_s: float) -> None:
-        """Count prompt tokens that a worker has computed by ``now_s``, to measure how fast busy workers become available again."""
+        """Count ``tokens`` prompt tokens that a worker has computed by ``now_s`` (simulated seconds).
+
+        From their rate it is estimated when a busy worker takes requests again.
+        """
         self._computed.drained(tokens, now_s)
 
     def computed_tokens_per_s(self, now_s: float) -> float | None:
@@ -358,7 +361,8 @@ class BusyWorkers:
     def prefill_limit_exceeded(self, share: float) -> bool:
         """Return whether more prompt tokens wait per worker than the prefill threshold allows.
 
-        ``share`` is the number of tokens that wait without an assigned worker, divided by the number of workers. Returns
+        ``share`` is the number of prompt tokens that wait for no particular worker, divided by the number of workers, so
+        that it would be added to the work of each if they were distributed evenly; >= 0, in tokens. Returns
         False if no prefill threshold applies.
         """
         limit = self.thresholds.prefill_limit(self.batch_tokens)

@@ -112,6 +112,11 @@ class DualMap:
 
         The other candidate is `RoutingDecision.other`. If both candidates have failed the request, the worker with the
         fewest tokens still to compute of all others is returned, and `RoutingDecision.other` is empty.
+
+        Args:
+            arrival: The request.
+            workers: Workers to choose from, by name; not empty.
+            estimates: Estimated durations at the time of the decision.
         """
         names = pair(*self._rings, self._key(arrival, len(workers)))
         if arrival.avoid:
@@ -203,9 +208,14 @@ class CacheAffinity(LeastPending):
         self._ring.remove(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker to which the hash ring maps the prompt.
+        """Return the worker to which the hash ring maps the prompt, and the reason.
 
         If that worker has failed the request, the worker with the fewest uncached tokens still to compute is returned.
+
+        Args:
+            arrival: The request.
+            workers: Workers to choose from, by name; not empty.
+            estimates: Estimated durations at the time of the decision.
         """
         name = self._ring.find(self._hotness.key(arrival.chain, len(workers)))
         if name is None or name in arrival.avoid:

@@ -98,7 +98,10 @@ class KvEvents:
         return is_gap
 
     def apply(self, event: Any) -> bool:
-        """Apply one KV event of an engine, decoded from its message; return False if its type or fields are unknown.
+        """Apply one KV event of an engine (blocks stored, removed, or all cleared); return False if its type or fields are unknown.
+
+        ``event`` is the event as decoded from MessagePack: an array whose first element is the type, or a map with the key
+        ``type``.
 
         Blocks of a cache salt, an adapter or an image are ignored, because a plain prompt (without salt, adapter and image)
         cannot hit them, and their token ids look like those of a plain prompt. For blocks in other memory than the GPU's,
@@ -174,7 +177,10 @@ class KvEvents:
             index.use(Prefix(self._chain(last)))
 
     def copied(self, hashes: Sequence[Hashable]) -> None:
-        """Record that blocks in the GPU's memory were copied to other memory; blocks that were never reported are ignored."""
+        """Record that blocks in the GPU's memory were copied to other memory, from which the worker can load them again later.
+
+        ``hashes`` are the engine's hashes of the blocks; blocks that were never reported are ignored.
+        """
         for name in hashes:
             block = self._blocks.get(name)
             if block is not None:
@@ -185,7 +191,7 @@ class KvEvents:
     def removed(self, hashes: Sequence[Hashable], *, is_offloaded: bool = False) -> None:
         """Record that blocks were removed from the GPU's memory, or (``is_offloaded``) from other memory.
 
-        Blocks that were never reported are ignored.
+        ``hashes`` are the engine's hashes of the blocks; blocks that were never reported are ignored.
         """
         memory = _ELSEWHERE if is_offloaded else _GPU
         for name in hashes:
@@ -211,7 +217,7 @@ class KvEvents:
         return self._index.any_memory
 
     def cleared(self) -> None:
-        """Record that the worker's cache was emptied."""
+        """Delete all blocks from the prefix index (assumed cache contents), because the worker's cache was emptied."""
         self._blocks.clear()
         self._index.clear()
 

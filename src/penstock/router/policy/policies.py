@@ -58,7 +58,10 @@ class RoundRobin(_Memoryless):
         self._turn = 0
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - the next in turn, whatever comes
-        """Return the next worker in turn; the prompt and the estimates are not used."""
+        """Return the worker that is next in turn, and the reason.
+
+        ``workers`` are the workers to choose from, by name. The request ``arrival`` and the ``estimates`` are not used.
+        """
         names = list(workers)
         name = names[self._turn % len(names)]
         self._turn += 1
@@ -81,7 +84,8 @@ class LeastLoaded(_Memoryless):
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:  # noqa: ARG002 - loads decide, not prompts
         """Return the least loaded of ``workers``: by the fraction of KV blocks in use, then by tokens in flight.
 
-        If the fraction is unknown for one of them, tokens in flight alone decide. Equally loaded workers take turns.
+        If the fraction is unknown for one of them, tokens in flight alone decide. Equally loaded workers take turns. The
+        request ``arrival`` is not used, and of ``estimates`` only the present time.
         """
         turn = self._turn
         self._turn += 1
@@ -145,14 +149,20 @@ class LeastPending(_Memoryless):
     reason = "fewest pending tokens"
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker with the fewest uncached tokens still to compute."""
+        """Return the worker with the fewest uncached prompt tokens to compute before the request, and the reason.
+
+        Args:
+            arrival: The request.
+            workers: Workers to choose from, by name; not empty.
+            estimates: Estimated durations at the time of the decision.
+        """
         pool = eligible(workers, arrival.avoid)
         best = min(pool, key=lambda each: (estimates.pending_tokens(each, arrival), each.index.count))
         return RoutingDecision(best.name, self.reason)
 
 
 class MinTtft(_Cheapest):
-    """Chooses the worker with the smallest estimated TTFT.
+    """Chooses the worker with the smallest estimated TTFT, so that cached prompts and short queues both count.
 
     While no prefill throughput is known, it chooses the worker with the fewest tokens to compute before the first token.
     """
@@ -162,9 +172,10 @@ class MinTtft(_Cheapest):
     reason = "smallest estimated TTFT"
 
     def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
-        """Return the estimated TTFT of a request at each worker of ``pool``, in simulated seconds.
+        """Return the estimated TTFT of the request ``arrival`` at each worker of ``pool``, in simulated seconds.
 
-        The values are in the order of ``pool``. While no throughput is known, the values are numbers of tokens to compute
+        The values are in the order of ``pool``; the worker with the lowest is chosen. ``estimates`` contains the measured
+        throughputs. While no throughput is known, the values are numbers of tokens to compute
         before the first token instead.
         """
         return [
@@ -185,7 +196,11 @@ class KvCost(_Cheapest):
     reason = "lowest KV cost"
 
     def costs(self, pool: list[WorkerQueue[Any]], arrival: Arrival, estimates: Estimates) -> list[float]:
-        """Return the cost of a request at each worker of ``pool`` in this order, in tokens: uncached prompt tokens plus KV in use."""
+        """Return the cost of the request ``arrival`` at each worker of ``pool``, in the order of ``pool``; the lowest is chosen.
+
+        The cost is a number of tokens: the uncached prompt tokens that wait there and of the request, plus the tokens in use in
+        the KV cache. ``estimates`` are the estimated durations at the time of the decision.
+        """
         return [
             estimates.pending_tokens(each, arrival) + each.uncached(arrival) + each.running_prompt_tokens
             for each in pool
@@ -201,7 +216,15 @@ class Preble(LeastPending):
     reason = "little is cached anywhere: least loaded"
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker with the largest cached part of the prompt if that is more than half, else the least loaded worker."""
+        """Return the worker with the largest cached part of the prompt if that is more than half, else the least loaded worker.
+
+        The least loaded worker is the one with the fewest uncached prompt tokens to compute before the request.
+
+        Args:
+            arrival: The request.
+            workers: Workers to choose from, by name; not empty.
+            estimates: Estimated durations at the time of the decision.
+        """
         uncached, _, _, worker = min(
             (each.uncached(arrival), estimates.pending_tokens(each, arrival), at, each)
             for at, each in enumerate(eligible(workers, arrival.avoid))
@@ -267,7 +290,10 @@ _PREFIXES: Final = 1 << 16
 
 
 def prefix_keys_of(keys: tuple[int, ...]) -> list[int]:
-    """Return the prefix keys that identify a prompt's first 1, 2, 4, ... blocks and the complete prompt; empty for no keys.
+    """Return the keys under which the worker of a prompt is remembered: of its first 1, 2, 4, ... blocks and of the entire prompt.
+
+    A later prompt that shares a first part is found by one of them, without comparing all lengths. Returns an empty list if
+    ``keys`` is empty.
 
     ``keys`` are the keys of the prompt, one per block, each of which depends on all blocks before it.
     """
@@ -376,12 +402,12 @@ class PrefixCost:
         return cls(parameters(PrefixCostParameters, config))
 
     def worker_joined(self, name: str) -> None:
-        """Add a worker to those that are compared; until its load is known, it counts as idle."""
+        """Add the worker ``name`` to those that `route` compares; until its load is known, it counts as idle."""
         self._names.append(name)
         self._idlest.append(name)
 
     def worker_left(self, name: str) -> None:
-        """Remove a worker from those that are compared."""
+        """Remove the worker ``name`` from those that `route` compares."""
         self._names.remove(name)
         if name in self._idlest:
             self._idlest.remove(name)
@@ -392,6 +418,11 @@ class PrefixCost:
         The prefix cost counts the tokens that wait for a worker and 4 times the request's own uncached tokens. An idle
         worker is only chosen if the estimated TTFT at the cheapest worker exceeds the fraction ``idle_slo_share`` of the
         TTFT target.
+
+        Args:
+            arrival: The request.
+            workers: Workers to choose from, by name; not empty.
+            estimates: Estimated durations at the time of the decision.
         """
         if len(workers) <= MAX_COMPARED_WORKERS:
             return self._choose(eligible(workers, arrival.avoid), arrival, estimates)
@@ -478,7 +509,7 @@ class PrebleE2:
         self._sums: dict[str, int] = {}
 
     def worker_joined(self, name: str) -> None:
-        """Start to track a new worker, with no tokens assigned to it yet."""
+        """Start to sum the tokens that are assigned to the new worker ``name``; the sum starts at 0."""
         self._sums[name] = 0
 
     def worker_left(self, name: str) -> None:

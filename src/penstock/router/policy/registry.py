@@ -100,21 +100,26 @@ class StickySessions:
         self._workers: dict[str, str] = {}
 
     def worker_joined(self, name: str) -> None:
-        """Pass the new worker on to the wrapped policy."""
+        """Tell the wrapped policy that the new worker ``name`` can be chosen from now on."""
         self._inner.worker_joined(name)
 
     def worker_left(self, name: str) -> None:
-        """Pass the loss of a worker on to the wrapped policy.
+        """Tell the wrapped policy that the worker ``name`` can no longer be chosen.
 
-        Requests of the sessions that were on that worker are routed by the wrapped policy again.
+        The next request of each session whose requests went to that worker is routed by the wrapped policy.
         """
         self._inner.worker_left(name)
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker to which the session's last request was sent, or the choice of the wrapped policy.
+        """Return the worker to which the previous request of the same session was sent, or the choice of the wrapped policy.
 
         The wrapped policy chooses if the request has no session, or if the session's worker cannot be sent requests now
-        or has failed the request.
+        or has failed the request. The session is then remembered with the worker that was chosen.
+
+        Args:
+            arrival: The request.
+            workers: Workers to choose from, by name; not empty.
+            estimates: Estimated durations at the time of the decision.
         """
         session = arrival.session
         if not session:
@@ -129,7 +134,15 @@ class StickySessions:
         return RoutingDecision(decision.worker, decision.reason, "", False, decision.uncached)
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
-        """Remember the worker to which another router has sent a request of a session, so that its next request goes there too."""
+        """Remember the worker to which another router has sent a request, so that the next request of its session goes there too.
+
+        Also passes this on to the wrapped policy.
+
+        Args:
+            arrival: The request; nothing is remembered if it has no session.
+            worker: Name of the worker.
+            workers: All workers, by name.
+        """
         if arrival.session:
             self._workers.pop(arrival.session, None)
             self._remember(arrival.session, worker)

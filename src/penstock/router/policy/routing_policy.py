@@ -353,7 +353,7 @@ class WorkerQueue(Generic[T]):
         self.queued_tokens += queued.uncached
 
     def pull(self, queued: QueuedRequest[T]) -> None:
-        """Remove a request from those that wait for this worker."""
+        """Remove ``queued`` from the requests that wait for this worker; its blocks stay in the prefix index (assumed cache)."""
         self.line.pull(queued)
         self.queued_tokens -= queued.uncached
 
@@ -373,7 +373,10 @@ class WorkerQueue(Generic[T]):
         self.forget(queued)
 
     def start(self, queued: QueuedRequest[T], now_s: float) -> None:
-        """Count a waiting request as dispatched: it is removed from the queue and runs now."""
+        """Move ``queued`` from the requests that wait for this worker to those that run on it, because it was dispatched.
+
+        ``now_s`` is the time of the dispatch in simulated seconds.
+        """
         self.pull(queued)
         self.line.charge(queued)
         queued.started_s = now_s
@@ -390,7 +393,9 @@ class WorkerQueue(Generic[T]):
         self.running_prompt_tokens += queued.tokens
 
     def end(self, queued: QueuedRequest[T], now_s: float) -> float:
-        """Remove a request from those that the worker computes; return how long its prompt took, in simulated seconds, >= 0.
+        """Remove ``queued`` from the requests whose prompts the worker computes; return how long its prompt took.
+
+        The result is in simulated seconds, >= 0; ``now_s`` is the time at which the prompt was computed or the request left.
 
         The time counts from the request's dispatch, or from the end of the previous prompt if that was later.
         """
@@ -465,7 +470,7 @@ class RoutingPolicy(Protocol):
         """Record that the worker ``name`` can no longer be chosen."""
 
     def route(self, arrival: Arrival, workers: WorkerQueues, estimates: Estimates) -> RoutingDecision:
-        """Return the worker that the policy chooses for a request, with the reason.
+        """Return the worker that the policy chooses for a request, the reason, and possibly a second candidate.
 
         Args:
             arrival: The request.

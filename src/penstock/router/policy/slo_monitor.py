@@ -97,7 +97,7 @@ class SlidingWindow:
         self._values: deque[tuple[float, float]] = deque(maxlen=MAX_VALUES)
 
     def add(self, value: float, now_s: float) -> None:
-        """Add a value measured at ``now_s``, which must not decrease from call to call."""
+        """Add ``value``, measured at ``now_s`` (simulated seconds); ``now_s`` must not decrease from call to call."""
         self._values.append((now_s, value))
 
     def values(self, now_s: float, *, since_s: float = float("-inf")) -> list[float]:
@@ -166,7 +166,7 @@ class SloMonitor:
         return max((fraction for each, fraction in taken if each is tier), default=0.0)
 
     def sheds(self, tier: Tier) -> bool:
-        """Count a new request of a tier, and return whether it is to be shed (rejected to protect higher tiers).
+        """Count a new request of ``tier``, and return whether the caller has to shed it (reject it to protect higher tiers).
 
         The shed requests are evenly distributed: every second one if the fraction is a half.
         """

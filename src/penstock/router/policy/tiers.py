@@ -69,7 +69,9 @@ def quantum(tiers: TiersConfig, tier: Tier) -> float:
 
 
 def effective_priority(tiers: TiersConfig, tier: Tier, waited_s: float) -> float:
-    """Return the priority of a request that has waited ``waited_s`` simulated seconds; lower values are served first.
+    """Return the priority of a request of ``tier`` that has waited ``waited_s`` simulated seconds; lower values are served first.
+
+    It falls with the wait (aging), so that requests of lower tiers are served in the end, as configured in ``tiers``.
 
     By default a background request reaches 1 (the priority of a new standard request) after 10 s and ends at 0.5 after 15 s; a
     standard request reaches 0.5 after 5 s. Aging never puts a request before a new premium request.
@@ -118,7 +120,10 @@ class TierQueue(Generic[T]):
         return {queued.item: queued for queued in self.in_order(hit_first=False)}
 
     def lower_tokens(self, rank: int) -> int:
-        """Return the number of uncached tokens of waiting requests of tiers lower than that of ``rank`` (0 is the highest tier)."""
+        """Return the number of uncached tokens of waiting requests of tiers lower than the one of ``rank`` (0 is the highest tier).
+
+        A request of that tier is served before them, so that they do not count in its expected wait.
+        """
         return self._lower_tokens[rank]
 
     def __bool__(self) -> bool:
@@ -137,7 +142,7 @@ class TierQueue(Generic[T]):
         return self._credits[tier]
 
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
-        """Add a request after all others of its tier and tenant, or before them if ``is_first``."""
+        """Add ``queued`` to the waiting requests, after all others of its tier and tenant, or before them if ``is_first``."""
         tier = queued.arrival.tier
         self._count(queued.arrival.rank, queued.uncached)
         self._tiers[tier].lane(queued.arrival.tenant).put(queued, is_first=is_first)
@@ -152,7 +157,11 @@ class TierQueue(Generic[T]):
         self._tiers[queued.arrival.tier].pull(queued)
 
     def charge(self, queued: QueuedRequest[T]) -> None:
-        """Count a dispatched request's uncached tokens (at least 1) against its tier's share of this round, and for its tenant."""
+        """Record that ``queued`` was dispatched: its uncached tokens (at least 1) use up its tier's share of this round.
+
+        They are also added to the tokens that its tenant was served, because within a tier the tenant with the fewest is next.
+        The caller removes the request itself, by `pull`.
+        """
         tier, tokens = queued.arrival.tier, max(1, queued.uncached)
         if tier in self._credits:
             self._credits[tier] -= tokens

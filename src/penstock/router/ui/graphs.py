@@ -22,8 +22,11 @@ _STALE_S = 60.0
 
 
 def other_graphs(statefile: Path | None) -> list[dict[str, Any]]:
-    """Return summaries of the other graphs whose statefiles are in the same folder, sorted by name.
+    """Return summaries of the other graphs on this machine (those with a statefile in the same folder), sorted by name.
 
+    A statefile is the file in which the local backend lists the processes of one graph; ``statefile`` is that of the router's
+    own graph. The live page shows each summary: ``name``, ``port`` of a router (None if there is none), ``pools`` (ready and
+    total workers by role), ``gpus`` (used and budget), ``planner`` (its phase in words) and ``change`` (its newest change).
     Files that cannot be read are ignored. Returns an empty list if ``statefile`` is None.
     """
     if statefile is None:

@@ -32,9 +32,9 @@ class _Snapshot(NamedTuple):
 
 
 class Cost:
-    """GPU-seconds that the graph has used since the number of GPUs was first known, and, for comparison, those of fleets of a fixed size.
+    """Sums the GPU-seconds that the graph has used, and calculates, for comparison, those of fleets of a fixed size.
 
-    All times are in simulated seconds.
+    They count from the time at which the number of GPUs was first known. All times are in simulated seconds.
     """
 
     def __init__(self) -> None:
@@ -55,9 +55,10 @@ class Cost:
     def to_json(self, budget: int | None) -> dict[str, Any] | None:
         """Return the GPU-seconds used, and those that fleets of a fixed size would have used; None if no time was recorded.
 
-        The sizes are the maximum number of GPUs in use so far and the budget.
+        The sizes are the maximum number of GPUs in use so far (``peak``) and the budget of the graph. The result contains
+        ``elapsed_s`` (simulated seconds), ``gpu_seconds`` and ``fixed`` (GPUs and GPU-seconds by name of the size).
 
-        ``budget`` is the maximum number of GPUs; None leaves out the fleet of that size.
+        ``budget`` is the maximum number of GPUs of the graph; None leaves out the fleet of that size.
         """
         if not self._elapsed_s:
             return None
@@ -106,7 +107,11 @@ class RouterHistory:
             self._record(now_s)
 
     def minute(self, now_s: float) -> dict[str, Any]:
-        """Return traffic and latencies of the last simulated minute, by name; of the time since the start if that is shorter."""
+        """Return the figures of the last simulated minute, by name; of the time since the start if that is shorter.
+
+        They are ``period_s`` (length of the time), the increases of the router's counters (``arrivals``, ``refused`` and so
+        on), percentiles of latencies (``ttft`` and so on, in simulated seconds), and ``tiers`` (increases by tier).
+        """
         now = self._read(now_s)
         then = next((each for each in self._snapshots if each.at_s >= now_s - _WINDOW * STEP_S), now)
         return {
@@ -119,8 +124,8 @@ class RouterHistory:
     def series(self, now_s: float, minute: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the values to plot: `points`, and a last one for the present time.
 
-        The last point contains the figures of ``minute``, the result of the method `minute`; its rates are those of the
-        last complete step.
+        Each point is a dict with the time (``at_s``, simulated seconds) and the values by name. The last point contains the
+        figures of ``minute``, the result of the method `minute`; its rates are those of the last complete step of 5 s.
         """
         points = list(self.points)
         rates = ("arrivals_per_s", "rejected_per_s")
@@ -129,7 +134,11 @@ class RouterHistory:
         return [*points, now] if not points or now_s > points[-1]["at_s"] else [*points[:-1], now]
 
     def traffic(self, now_s: float) -> dict[str, Any]:
-        """Return the summary of the last simulated minute that ``GET /workers`` shows, by name; TTFTs are None if there was no stream."""
+        """Return the summary of the last simulated minute that ``GET /workers`` shows, by name.
+
+        It contains numbers of requests (``arrivals``, ``rejected`` and so on) and percentiles of TTFT in simulated seconds,
+        which are None if there was no stream.
+        """
         minute = self.minute(now_s)
         ttft = minute["ttft"]
         return {

@@ -91,7 +91,7 @@ class LivePage:
             await asyncio.sleep(max(_MIN_REAL_S, clock.to_real_s(STEP_S)))
 
     def speeds(self, now_s: float) -> tuple[dict[str, WorkerSpeed], dict[str, str]]:
-        """Return each worker's speed over the last minute, and a text about each slow worker; both by worker name.
+        """Return each worker's speed over the last simulated minute, and a text about each slow worker; both by worker name.
 
         A worker is slow if it is at least 3 times slower than the median of the others of its role.
         """
@@ -110,7 +110,12 @@ class LivePage:
         return planner
 
     async def answer(self, request: Request, responder: Responder, check: AdminCheck) -> None:
-        """Answer a GET request; ``check`` decides who may see the state.
+        """Answer a GET request for the page (``/ui``) or its state as JSON (``/ui/state``).
+
+        Args:
+            request: The request.
+            responder: Writes the response.
+            check: Decides whether the client may see the state; the page itself contains nothing secret.
 
         Raises:
             RequestRefused: 401 or 403, as for all administration; 404 for a path other than ``/ui`` and ``/ui/state``.

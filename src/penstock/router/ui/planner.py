@@ -100,7 +100,10 @@ class ShownPlanner:
 
 
 class PlannerReader:
-    """Returns a fixed state, for a graph without a planner or an unknown one; subclasses read the state of a running planner."""
+    """Returns a planner's state for the live page (``/ui``): here always the same one, for a graph without a planner.
+
+    Subclasses read the state of a running planner.
+    """
 
     def __init__(self, state: ShownPlanner) -> None:
         self._state = state
@@ -133,7 +136,7 @@ def planner_reader(settings: RouterSettings, discovery: Discovery) -> PlannerRea
 class StateFileReader(PlannerReader):
     """Reads the state file that a local planner writes next to its ledger (the log of its decisions).
 
-    The graph's statefile names the folder.
+    The graph's statefile (in which the local backend lists the graph's processes) names the folder of both.
     """
 
     def __init__(self, statefile: Path, graph: GraphSpec, *, pull_real_s: float) -> None:
@@ -149,9 +152,9 @@ class StateFileReader(PlannerReader):
         self._stale_s = max(_STALE_REAL_S, _STALE_PULLS * pull_real_s)
 
     async def read(self) -> ShownPlanner:
-        """Return the planner's state from the graph's statefile and the planner's state file, a few KiB each.
+        """Return the planner's state, read from the planner's state file, whose folder the graph's statefile names.
 
-        Also checks the free space of their disks.
+        A full disk of either file is added to the state's problems.
         """
         found, folder = self._read()
         disks = {self._statefile.parent, *([Path(folder)] if folder else [])}
@@ -177,9 +180,9 @@ class StateFileReader(PlannerReader):
 
 
 def planner_state(data: Mapping[str, Any], *, age_s: float, stale_s: float) -> ShownPlanner:
-    """Return the state in a planner's state file, which was written ``age_s`` real seconds ago. Pure.
+    """Return the state of a planner that ``data`` contains, the JSON object of the planner's state file. Pure.
 
-    The state is stale if ``age_s`` exceeds ``stale_s``.
+    The file was written ``age_s`` real seconds ago; above ``stale_s`` real seconds the state counts as stale.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the data are not those of such a file.
@@ -239,7 +242,11 @@ class GraphStatusReader(PlannerReader):
 
 
 def pool_of_status(graph: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the GPU pool in a GraphDeployment's status; None if the graph is in none."""
+    """Return the state of the GPU pool of a graph, as the status of its GraphDeployment contains it; None if it is in no pool.
+
+    ``graph`` is the GraphDeployment as the API server returns it. The result contains ``name``, ``gpus`` (size of the pool),
+    ``held`` (GPUs in use by all graphs), ``note`` (how many the graph may hold, as text) and ``graphs`` (one entry per graph).
+    """
     share = status_pool(graph)
     if share is None:
         return None
@@ -263,7 +270,9 @@ def pool_of_status(graph: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def graph_planner_state(graph: Mapping[str, Any]) -> ShownPlanner:
-    """Return the planner's state in a GraphDeployment object. Pure.
+    """Return the planner's state, as the status of a GraphDeployment contains it. Pure.
+
+    ``graph`` is the GraphDeployment as the API server returns it.
 
     Raises:
         KeyError, TypeError, ValueError, AttributeError: the data are not those of such an object.

@@ -17,9 +17,11 @@ from penstock.router.ui.planner import MALFORMED_ERRORS
 
 
 def local_pool(statefile: Path | None) -> dict[str, Any] | None:
-    """Return which graphs hold, want and wait for GPUs in the pool that a statefile names.
+    """Return the state of the GPU pool of a graph on this machine: which graphs hold, want and wait for GPUs in it.
 
-    Returns None if ``statefile`` is None, if it names no pool, or if a file cannot be read.
+    ``statefile`` is the file in which the local backend lists the graph's processes; it names the pool. The result contains
+    ``name``, ``gpus`` (size of the pool), ``held`` (GPUs in use by all graphs), ``note`` (empty here) and ``graphs`` (one entry
+    per graph). Returns None if ``statefile`` is None, if it names no pool, or if a file cannot be read.
     """
     if statefile is None:
         return None
