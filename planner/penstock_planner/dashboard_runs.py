@@ -39,10 +39,10 @@ Point = tuple[float, float, int]
 
 
 class FlatParts:
-    """Leaves out most points of the flat parts of curves, so that a quiet night does not hide a burst. Pure.
+    """Leaves out most points of the flat parts of curves, so that a quiet night does not hide a burst.
 
-    TensorBoard crops a chart to the range between the 5th and the 95th percentile of its points. After hours without load
-    nearly all points would be equal. A line through the points that remain looks the same.
+    TensorBoard crops a chart to the range between the 5th and the 95th percentile of its points. After hours without
+    load nearly all points would be equal. A line through the points that remain looks the same. This class does no I/O.
     """
 
     def __init__(self) -> None:
@@ -129,9 +129,10 @@ class Runs:
                 each.flush()
 
     def create(self, runs: Sequence[str], *, wall_s: float) -> None:
-        """Create the runs in this order, since TensorBoard sorts and colours runs by the time of their first value.
+        """Create the TensorBoard runs (curves) in the given order by writing a first value of each, which no tab shows.
 
-        The first value that is written belongs to a plugin that TensorBoard does not have, so no tab shows it.
+        TensorBoard sorts and colours runs by the time of their first value. The value written here belongs to a plugin
+        that TensorBoard does not have.
 
         Args:
             runs: Names of the runs.

@@ -116,11 +116,10 @@ def share_windows(found: Iterable[tuple[float, ServedShares]]) -> tuple[ShareWin
 
 
 def agreement(windows: Iterable[ShareWindow]) -> float | None:
-    """Return the fraction of windows (ten minutes each) in which the planner predicted lateness well.
+    """Return the fraction of windows of ten minutes in which the planner predicted well how many requests are on time.
 
-    That is, the observed and predicted fractions of requests on time differ by at most one percentage point.
-
-    Returns None if there are no windows.
+    That is, the observed and predicted fractions of requests on time (within the TTFT target) differ by at most one
+    percentage point. Returns None if there are no windows.
     """
     agreed = [each.agrees for each in windows]
     return sum(agreed) / len(agreed) if agreed else None

@@ -282,7 +282,7 @@ class StatusListener:
         self._say(self._report)
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Update the graph's report from a decision. The report is passed on at once if the decision changes replicas.
+        """Update the graph's report from a decision. A decision that changes replicas is reported at once.
 
         From the decision come the limits that keep a role from the replicas it needs, the fractions of requests on
         time, the replicas requested from a GPU pool, and the reasons of failed scale-ups. The sentences of the decision

@@ -33,11 +33,11 @@ class RecordDecision:
 class ObserveAt:
     """Action that the driver (real-time loop or simulator) has to carry out: wait until a given time, then read the replicas.
 
-    The present tick (metrics scrape) of the planner is over. The replicas are read from the backend (Kubernetes or
-    local processes).
+    The present tick (metrics scrape) of the planner is over. The replicas are read from the backend, which is
+    Kubernetes or local processes.
 
-    The driver answers with the `TargetState` (replica counts and worker addresses), or with None if the backend
-    (Kubernetes or local processes) cannot be read.
+    The driver answers with the `TargetState` (replica counts and worker addresses), or with None if the backend cannot
+    be read.
 
     Attributes:
         at_s: Time at which to observe, in simulated seconds; immediately if it is past.

@@ -68,8 +68,8 @@ class PageCounts:
     """Counters and gauges on the metrics page of one frontend.
 
     Attributes:
-        counters: Counts since the frontend's process started, by name of the field.
-        gauges: Current values, by name of the field.
+        counters: Counts since the frontend's process started, by name such as ``arrivals`` (mostly fields of `Demand`).
+        gauges: Current values, by name such as ``waiting``.
         started_s: Start of the frontend's process, real seconds since 1970; None if unknown.
     """
 
@@ -137,7 +137,7 @@ class CounterMeter(Generic[_PageT]):
         """Return the sum of a gauge over all frontends, as of the last read in which every frontend's metrics page was read.
 
         Args:
-            key: Name of the gauge's field.
+            key: Name of the gauge in `PageCounts.gauges`, such as ``waiting``.
         """
         return sum(page.gauges[key] for page in self.newest.values())
 

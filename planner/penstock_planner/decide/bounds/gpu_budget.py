@@ -24,8 +24,8 @@ from penstock_planner.decide.rule import Facts, Proposals
 def keep_budget(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals with the scale-ups that exceed the GPU budget held back or reduced.
 
-    The result has the roles in order of precedence: roles below their minimum, then roles for which GPUs are reserved,
-    then decode before prefill. The changes are carried out in this order.
+    The result has the roles in order of precedence: roles below their minimum, then roles for which GPUs that another
+    role gives up are reserved, then decode before prefill. The changes are carried out in this order.
 
     Args:
         proposals: Proposed changes of all roles.

@@ -25,9 +25,9 @@ TOTAL_FLOOR = "total_floor"
 def raise_to_total_floor(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals, with one role growing by one replica if all roles together have fewer GPUs than the minimum.
 
-    It is the role with the fewest replicas that has room, decode if both have equally many. GPUs of replicas that the
-    proposals already add count towards the minimum. A role that must wait after a failed scale-up, or whose replicas
-    another client sets, is not grown.
+    The growing role is the one with the fewest replicas that has room below its maximum and in the GPU budget, decode
+    if both have equally many. GPUs of replicas that the proposals already add count towards the minimum. A role that
+    must wait after a failed scale-up, or whose replicas another client sets, is not grown.
 
     Args:
         proposals: Proposed changes of all roles.

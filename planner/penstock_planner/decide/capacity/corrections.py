@@ -118,7 +118,11 @@ class SteadyRate:
     seen_s: float = 0.0
 
     def followed(self, demand: Demand) -> SteadyRate:
-        """Return the mean arrival rate after the arrivals of one more pull (metrics scrape)."""
+        """Return the mean arrival rate after one more pull (metrics scrape).
+
+        Args:
+            demand: Requests at the frontend since the previous pull, of which the arrivals are counted.
+        """
         kept = math.exp(-demand.period_s / STEADY_TAU_S)
         return SteadyRate(self.requests * kept + demand.arrivals, self.seen_s * kept + demand.period_s)
 

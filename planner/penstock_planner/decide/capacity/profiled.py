@@ -60,7 +60,7 @@ class ProfiledAnswers:
 
     @property
     def after_s(self) -> float:
-        """Return the highest ITL, in seconds, that may be expected after removing one worker.
+        """Return the highest ITL, in seconds, that may be expected after removing one worker; with a higher one, none is removed.
 
         It is below the ITL target; infinite if there is no target.
         """

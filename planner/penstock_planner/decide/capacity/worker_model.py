@@ -38,7 +38,10 @@ class ItlView(Protocol):
 
     @property
     def after_s(self) -> float:
-        """Return the highest ITL, in seconds, that may be expected after removing one worker; it is below the ITL target."""
+        """Return the highest ITL, in seconds, that may be expected after removing one worker; with a higher one, none is removed.
+
+        ITL is the time between two tokens of an answer. The value is below the ITL target.
+        """
         ...
 
     def itl_with(self, workers: int) -> float:

@@ -277,10 +277,12 @@ class Week:
         )
 
     def recorded(self, slot: int) -> Week:
-        """Return the learned demand after the present slot (quarter of an hour) has ended: its demand is recorded, and compared with the predictions.
+        """Return the learned demand after the present slot (quarter of an hour) has ended, with the demand of this slot recorded.
+
+        The demand is also compared with the predictions for the slot, so that the confidence in them is updated.
 
         Args:
-            slot: Index of the present slot in the week.
+            slot: Index of the slot that has ended in the week.
         """
         observed, old = self.peak, self.at(slot)
         slots = self.slots or _UNKNOWN * SLOTS

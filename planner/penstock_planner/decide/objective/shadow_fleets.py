@@ -179,7 +179,10 @@ class Hindsight:
         return self.least if is_between else self.floor
 
     def lasting(self, startup_s: float) -> int:
-        """Return the number of replicas that demand has needed for at least ``startup_s`` simulated seconds; seconds without need are subtracted."""
+        """Return the number of replicas that demand has needed for at least ``startup_s`` simulated seconds.
+
+        The seconds in which demand did not need the replica are subtracted from those in which it did.
+        """
         return sum(1 for needed_s in self.needed_s if needed_s >= startup_s)
 
     def is_idle(self, replica: int, hold_s: float) -> bool:
@@ -218,10 +221,10 @@ class Hindsight:
         return self.idle_s[replica - 1] >= hold_s
 
     def fleet(self) -> tuple[ShadowFleets, int]:
-        """Return the simulated fleets that start replicas in the chosen way, and the index of the chosen fleet in the tuples of their costs.
+        """Return the simulated fleets that start replicas in the chosen way, and the index of the fleet with the chosen floor.
 
-        The chosen fleet has the chosen floor (minimum number of replicas). The index is into ``late`` and
-        ``replica_s``, and is the floor minus 1.
+        A floor is the minimum number of replicas that a fleet keeps. The index is the floor minus 1; it selects the
+        fleet's values in the tuples ``late`` and ``replica_s``.
         """
         return self.fleets[self.growth], self.floor - 1
 

@@ -30,9 +30,9 @@ def looked_back(
 ) -> AdaptiveMemory:
     """Return the learned state after a decision interval, with the floors (minimum numbers of replicas) chosen again.
 
-    The planner simulates, for each role, one fleet per possible floor; in the result, these fleets have served the
-    interval's demand too. Returns ``memory`` unchanged if the demand is unknown in every pull (metrics scrape) of the
-    interval.
+    The planner simulates, for each role, one fleet per possible floor, to see what each floor would have cost. In the
+    result, these fleets have served the interval's demand too. Returns ``memory`` unchanged if the demand is unknown in
+    every pull (metrics scrape) of the interval.
 
     Args:
         cases: Input of the rules, such as replica counts and demand, by role; a role without an entry is left as it is.

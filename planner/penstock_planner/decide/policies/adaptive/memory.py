@@ -77,10 +77,11 @@ class RoleMemory:
     def followed(self, pool: PoolCounts, at_s: float) -> RoleMemory:
         """Return the role's state after one pull (metrics scrape).
 
-        New starts are recorded, and finished ones are timed, oldest first. A worker that changes from the other role to
-        this role without a restart counts as ready. A replica that is already starting at the first pull has been
-        starting for an unknown time, so its age counts from that pull. The workers of the first pull count as just
-        added, because their caches can be empty and the load before the pull is unknown.
+        New starts are recorded. Of the starts that were completed, the durations are recorded, with the oldest starts
+        counted as completed first. A worker that changes from the other role to this role without a restart counts as
+        ready. A replica that is already starting at the first pull has been starting for an unknown time, so its age
+        counts from that pull. The workers of the first pull count as just added, because their caches can be empty and
+        the load before the pull is unknown.
 
         Args:
             pool: Replica counts of the role at the pull.
@@ -137,8 +138,8 @@ class AdaptiveMemory(PolicyState):
 
     Attributes:
         pulled_s: Time of the newest pull (metrics scrape) that is included; None before the first one.
-        work: Prefill work of the prefill (or aggregated) workers.
-        kv: KV usage of the decode (or aggregated) workers.
+        work: Prefill work: arrival rate, prompt lengths, and the throughput of the prefill (or aggregated) workers.
+        kv: KV usage of the decode (or aggregated) workers, and the KV usage that one prompt token causes.
         roles: Number of ready replicas, start-up times and times of the last changes, by role.
         hindsight: Costs of the possible floors (minimum numbers of replicas), by role.
         quiet_since_s: Time since which neither the frontend nor a worker has had a request. None if there was a request
@@ -233,10 +234,10 @@ class AdaptiveMemory(PolicyState):
         return self.startup_timeout_s / 2
 
     def change_startup_s(self, role: Role) -> float:
-        """Return the start-up time, in simulated seconds, for the cost of changing a role's floor (minimum number of replicas).
+        """Return the start-up time, in simulated seconds, from which the cost of a change of a role's floor is calculated.
 
-        Until a start-up has been observed or is stated in the manifest, it is half of the limit
-        ``startupTimeoutSeconds``.
+        A floor is the minimum number of replicas that the planner keeps. Until a start-up has been observed or is
+        stated in the manifest, the result is half of the limit ``startupTimeoutSeconds``.
         """
         is_known = self.stated_s or any(each.startup_s is not None for each in self.roles.values())
         return self.known_startup_s(role) if is_known else self.half_timeout_s

@@ -34,10 +34,10 @@ def quiet_since(before_s: float | None, pull: Pull) -> float | None:
 def to_zero_or_back(
     proposals: Sequence[RoleProposal], window: Window, memory: AdaptiveMemory, config: DecideConfig
 ) -> list[RoleProposal]:
-    """Return the proposals, changed so that all roles go to zero or return from zero if it is time to do so.
+    """Return the proposals, changed so that all roles scale to zero replicas, or from zero to one replica, if it is time.
 
-    All roles go to zero after ``scale_to_zero_after_s`` simulated seconds without requests, and return after a request
-    arrived.
+    After ``scale_to_zero_after_s`` simulated seconds without requests, the roles shrink by one replica per decision
+    until all are at zero. After a request arrived, each role gets one replica.
 
     Args:
         proposals: One proposal per role.

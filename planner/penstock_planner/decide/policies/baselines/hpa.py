@@ -194,9 +194,9 @@ def recommend(
 
 
 def hpa(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return what one Kubernetes HorizontalPodAutoscaler per role proposes.
+    """Return the number of replicas of each role that a Kubernetes HorizontalPodAutoscaler (HPA) would want.
 
-    It scales decode on KV usage, prefill on the queue, and aggregated on both.
+    Each role has its own HPA: for decode on KV usage, for prefill on the queue, and for aggregated on both.
 
     Each HPA scales down only to the largest number of replicas that it wanted in the last 300 simulated seconds.
 

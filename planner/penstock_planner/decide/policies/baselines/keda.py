@@ -73,9 +73,10 @@ def prefill_threshold_s(ttft_slo_s: float, uncached_tokens: float, tokens_per_s:
 
 
 def keda(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return what two KEDA triggers propose: seconds of prefill work for prefill, and KV usage for decode.
+    """Return the number of replicas of each role that KEDA (Kubernetes event-driven autoscaler) would want with two triggers.
 
-    An aggregated role has both triggers, and the larger number of replicas counts.
+    The prefill trigger reads seconds of prefill work, the decode trigger KV usage. An aggregated role has both
+    triggers, and the larger number of replicas counts.
 
     Args:
         window: Pulls (metrics scrapes) of the interval, at least one.

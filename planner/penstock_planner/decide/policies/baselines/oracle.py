@@ -36,7 +36,7 @@ class OracleParameters:
 
 
 def oracle(window: Window, state: PlannerState, config: DecideConfig) -> Proposal:
-    """Return the proposal to scale each role to the number of replicas that was chosen for this time with all arrivals known.
+    """Return the number of replicas of each role that was chosen for this time with all arrivals, also future ones, known.
 
     Args:
         window: Pulls (metrics scrapes) of the interval, at least one.

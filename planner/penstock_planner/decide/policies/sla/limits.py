@@ -212,7 +212,10 @@ class RoleNeed:
 
     @property
     def wanted(self) -> int:
-        """Return the number of replicas without a GPU budget: as many as meet the latency targets, within the role's minimum and maximum."""
+        """Return the number of replicas that the role would get without a GPU budget.
+
+        They are as many as meet the latency targets, within the role's minimum and maximum.
+        """
         reachable = self.needed if self.most is None else min(self.needed, self.most)
         return max(self.floor, reachable)
 
