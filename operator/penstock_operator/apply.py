@@ -143,7 +143,8 @@ class Applier:
         Children of another owner are not changed; they are reported in `Applied.conflicts`.
 
         Args:
-            desired: Desired objects, each with a digest of its content as annotation (see `drift.with_content_digest`).
+            desired: Desired objects, each with a digest of its content in the annotation ``penstock.dev/applied``,
+                which `drift.with_content_digest` sets.
             live: Existing objects by (kind, name).
             owner: Object that owns the children.
             refusals: Collects the writes that the API server rejects, so that the other objects are still written. If
@@ -238,10 +239,11 @@ class Applier:
         )
 
     def differences(self, desired: Object, existing: Object) -> list[FieldDifference]:
-        """Return the fields in which ``existing``, an object in the cluster, differs from the desired object ``desired``; empty if there are none.
+        """Return the fields in which ``existing``, an object in the cluster, differs from the desired object ``desired``.
 
-        ``desired`` must have a digest of its content as annotation (see `drift.with_content_digest`). Fields that an admission webhook
-        set to another value after the last write are not reported, until the desired object changes.
+        Returns an empty list if there are none. ``desired`` must have a digest of its content in the annotation
+        ``penstock.dev/applied``. Fields that an admission webhook set to another value after the last write are not
+        reported, until the desired object changes.
         """
         key, compared = _key(desired), (_digest(desired), int(existing.get(VERSION, 0)))
         if compared[1] and self._unchanged.get(key) == compared:

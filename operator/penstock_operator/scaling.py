@@ -57,7 +57,10 @@ class Scaling:
         self._gates = gates
 
     async def plan(self, graph: ObservedGraph) -> ReplicasPlan:
-        """Return the number of replicas and the next scaling step of each service; reads the load of pods that may be removed, writes nothing."""
+        """Return the number of replicas and the next scaling step (such as pods to drain) of each service.
+
+        This method only reads: the graph's observed state, and the load of pods that may be removed.
+        """
         pods = graph.workers
         allowed = self._gates.plan(
             graph.key,

@@ -109,7 +109,10 @@ class FieldDifference:
 
 
 def with_content_digest(desired: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the object ``desired`` with a digest of its content in the annotation ``penstock.dev/applied``."""
+    """Return a copy of the object ``desired`` with a digest of its content in the annotation ``penstock.dev/applied``.
+
+    If the object in the cluster has the same digest, the last write of the operator wrote the same content.
+    """
     text = orjson.dumps(desired, option=orjson.OPT_SORT_KEYS)
     digest = hashlib.sha256(text).hexdigest()[:16]
     metadata = dict(desired.get("metadata") or {})

@@ -92,7 +92,7 @@ class ReplicasPlan:
         return any(each is not None and each.draining and not each.hold_reason for each in plans)
 
     def unavailable(self, budget: int | None) -> dict[str, int]:
-        """Return, by service, how many replicas a rollout of it can take away at once (maxUnavailable).
+        """Return, by service, how many replicas a rollout of the service can take away at once (maxUnavailable).
 
         With 0, a new replica starts before an old one ends, which needs room in the GPU budget.
 

@@ -65,8 +65,8 @@ def unavailable(
 ) -> int:
     """Return how many replicas a rollout of a service can take away at once (maxUnavailable).
 
-    The result is 0, which means that a new replica starts before an old one ends, if the budget has room for one more
-    replica, for routers, and while such a rollout is in progress. Otherwise it is 1, plus the replicas that the budget
+    The result is 0 (a new replica starts before an old one ends) for routers, if the budget has room for one more
+    replica, and while a rollout that began with 0 is in progress. Otherwise it is 1, plus the replicas that the budget
     keeps from running.
 
     Args:
@@ -75,7 +75,7 @@ def unavailable(
         wanted_gpus: GPUs of all desired replicas of the graph's worker services.
         budget: Maximum number of GPUs; None means no limit.
         blocked: Number of the service's replicas that the budget keeps from running. They remain missing during the
-            rollout; one with maxUnavailable 1 would wait for them forever.
+            rollout; with maxUnavailable 1 it would wait for these replicas forever.
         view: Rollout state of the service's workload; None if there is no workload.
     """
     if view is not None and view.rolling and view.surges and not blocked:

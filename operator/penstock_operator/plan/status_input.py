@@ -166,7 +166,7 @@ def status_input(
     waiting: Sequence[WaitingPod] = (),
     now_s: float,
 ) -> StatusInput:
-    """Return the facts for the status of a valid graph.
+    """Return the facts from which the status of a valid graph is computed: replicas of each service, GPUs, and problems of pods.
 
     Args:
         graph: The specification that the operator applies.

@@ -24,7 +24,8 @@ class PoolNodes:
             count applies.
         message: Sentence with the number of nodes and what was not counted, or with the reason why the number is
             unknown.
-        unavailable: Number of GPUs of these nodes that were not counted.
+        unavailable: Number of GPUs of the pool's nodes that its graphs cannot use, because the node is not ready or
+            cordoned, or because other pods hold the GPUs.
     """
 
     gpus: int | None
@@ -33,13 +34,13 @@ class PoolNodes:
 
 
 def usable_nodes(nodes: Sequence[Object], resource: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Return two mappings: GPUs of each usable node by name, and GPUs of unusable nodes by a text that says why nodes are unusable.
+    """Return two mappings: GPUs of each usable node by its name, and GPUs of each unusable node by a text with the reason.
 
-    Nodes without GPUs are in neither result.
+    A node is unusable if it is NotReady or cordoned (accepts no new pods). Nodes without GPUs are in neither mapping.
 
     Args:
         nodes: Nodes of the pool.
-        resource: Extended resource that is counted.
+        resource: Extended resource that is counted, such as ``nvidia.com/gpu``.
     """
     found, left_out = {}, {}
     for node in nodes:
@@ -81,10 +82,12 @@ def counted(
     left_out: Mapping[str, int],
     foreign: int | None,
 ) -> PoolNodes:
-    """Return the number of GPUs that a pool's nodes offer to its graphs, with a sentence about what was not counted.
+    """Return the number of GPUs of a pool's nodes that its graphs can use, with a sentence about GPUs that were not counted.
 
-    If no node offers any GPUs, or if all nodes are NotReady, the number is unknown: otherwise a wrong selector, or a
-    network failure that separates all kubelets, would end every worker.
+    Not counted are GPUs of unusable nodes, and GPUs that pods outside the pool's graphs hold.
+
+    If no node has GPUs, or if all nodes are NotReady, the number is unknown (None) instead of 0: after a wrong
+    selector, or a network failure that separates all kubelets, 0 would remove every worker.
 
     Args:
         nodes: Nodes of the pool.

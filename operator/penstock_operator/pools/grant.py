@@ -33,13 +33,14 @@ class PoolGrant:
             grace period.
         is_bid_expired: Whether the replicas that the graph's planner last requested from the pool are too old to
             count.
-        guaranteed: Number of GPUs that the graph gets whenever it needs them.
+        guaranteed: Number of GPUs that the pool gives to the graph whenever the graph requests them.
         uid: UID of the pool; empty if the pool was deleted and the graph keeps its last grant.
         serial: Serial number of the grant, which increases with each change and which the graph acknowledges when it
             has reconciled under the grant; 0 if the graph has no grant yet.
         pool_gpus: Number of GPUs of the entire pool; None if unknown.
         pool_held_gpus: Number of GPUs that all graphs of the pool hold; None if unknown.
-        graphs: Graphs of the pool, as the live page of this graph's router shows them.
+        graphs: The largest graphs of the pool with the GPUs of each, which the live page ``/ui`` of this graph's
+            router shows.
     """
 
     kind: str
@@ -158,7 +159,9 @@ def with_wants(
     *,
     max_gpu_budget: int | None,
 ) -> dict[str, LimitedReplicas]:
-    """Return the replicas for which each service requests GPUs of its pool: its ScalingAdapter's number or, if larger, the planner's.
+    """Return, by service, for how many replicas the graph requests GPUs of its pool.
+
+    This is the number of the service's ScalingAdapter or, if that is larger, the number that the planner requests.
 
     Args:
         graph: The graph.

@@ -62,7 +62,7 @@ class PoolObservation:
         in_other_pool: Kind and name of an older pool, by the name of each graph that matches this pool but belongs to the
             older one.
         without_planner: Matching graphs without a planner, which have no budget that the pool could set.
-        nodes: GPUs that the pool's nodes offer; None if the pool selects no nodes.
+        nodes: GPUs of the pool's nodes that its graphs can use; None if the pool does not select nodes.
         quotas: ResourceQuotas by namespace, for the namespaces of its graphs.
     """
 
@@ -139,7 +139,9 @@ def draining_gpus(pods: Iterable[PodView]) -> int:
 def updated_drain_times(
     before: DrainTimes | None, row: Status, pods: Iterable[PodView], now_s: float
 ) -> DrainTimes:
-    """Return when a graph's draining workers began to drain, and how long a drain takes on average, updated for the current pods.
+    """Return when each draining worker of a graph began to drain, and how long the graph's drains take on average.
+
+    The pool's status shows from these when the graph is expected to return GPUs.
 
     Args:
         before: Previous result; None if unknown, as after a restart, in which case the duration is read from ``row``.

@@ -44,7 +44,9 @@ class PoolReadings:
     async def nodes(
         self, pool: PoolObject, uid: str, *, generation: int, graphs: Collection[Key]
     ) -> PoolNodes | None:
-        """Return the number of GPUs that a pool's nodes offer, counted at most once per 15 s; None if the pool selects no nodes.
+        """Return the number of GPUs of a pool's nodes that its graphs can use; None if the pool does not select nodes.
+
+        The GPUs are counted at most once per 15 wall-clock seconds; in between, the last count is returned.
 
         Args:
             pool: The pool.
@@ -62,7 +64,7 @@ class PoolReadings:
         return await self._polled(("nodes", uid), count, fresh_s=NODES_POLL_S, version=generation)
 
     async def quotas(self, namespace: str) -> list[Object]:
-        """Return a namespace's ResourceQuotas, read at most once per 60 s.
+        """Return a namespace's ResourceQuotas, read at most once per 60 wall-clock seconds.
 
         Returns an empty list if the operator has no right to list them, or if the first read fails.
         """

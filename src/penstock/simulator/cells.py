@@ -179,7 +179,7 @@ class CellJournal:
 
     Attributes:
         path: File of the journal.
-        figures: Figures of the finished cells, by the cell's key (see `Cell.key`).
+        figures: Figures (results by name) of the finished cells, by the cell's key, a digest of its inputs and of the code.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -214,10 +214,12 @@ class CellJournal:
             os.truncate(self.path, len(data) - len(torn))
 
     def keep(self, key: str, figures: Figures) -> Figures:
-        """Append the result of a cell (one simulation run) to the journal, fsync the file, and return the figures as read back from JSON.
+        """Append the result of a cell (one simulation run) to the journal, and return the figures as read back from JSON.
+
+        The file is flushed to the disk, so that a killed sweep need not repeat the run.
 
         Args:
-            key: Digest of the cell's inputs and of the code, see `Cell.key`.
+            key: Key of the cell: the digest of its inputs and of the code that `Cell.key` returns.
             figures: Results of the run, by name.
 
         Raises:

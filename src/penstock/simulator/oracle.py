@@ -289,7 +289,11 @@ class ScheduleTarget:
 def schedule(
     requests: Sequence[TraceRequest], scenario: Scenario, target: ScheduleTarget
 ) -> dict[Role, Sizes]:
-    """Return the replicas of every role over time, within the GPU budget and the planner's maximum change per decision.
+    """Return the number of replicas of every role over time that an oracle (a planner that knows all arrivals) should request.
+
+    It is the cheapest schedule found with which 99% (`TARGET`) of the requests are on time in a queueing model, or else as many as
+    possible. It keeps within the GPU budget and the planner's maximum change per decision. If ``target`` names a fixed fleet, the
+    schedule only scales to that.
 
     Args:
         requests: Requests in order of arrival.

@@ -419,7 +419,7 @@ def routers_label(policy: str, count: int) -> str:
 
 
 def shares_by_routers(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per policy and rate with the fraction of requests on time for each number of routers.
+    """Return one row per policy and rate with the fraction of requests on time, 0-1, for each number of routers.
 
     Returns an empty list unless several numbers of routers were simulated. In each row, ``in_time`` holds the fractions, by the number of
     routers as text. ``behind_best`` is the largest difference, over the numbers of routers, between the best policy's fraction at the same

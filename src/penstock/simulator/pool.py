@@ -33,7 +33,8 @@ class PooledGraph:
         requests: Requests in order of arrival.
         guaranteed: Number of GPUs that the pool gives to the graph whenever its planner wants them.
         max_gpus: Maximum number of GPUs that the graph may hold.
-        priority: Priority for GPUs above the guarantee; the highest borrows first.
+        priority: Priority for GPUs above the guarantee; of the graphs that request more, those with the highest number get these
+            GPUs first.
     """
 
     scenario: Scenario

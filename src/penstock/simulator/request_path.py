@@ -108,9 +108,9 @@ class RequestPath:
             self._go_on(job, None)
 
     def apply(self, effects: Effects[Job]) -> None:
-        """Send the requests that the router has assigned to a worker, and retry or end the requests that it has refused.
+        """Carry out the router's decisions: send assigned requests to their workers, and retry or end refused ones.
 
-        ``effects`` are actions that the router leaves to its caller: one assignment or refusal per request.
+        ``effects`` are these decisions, which the router leaves to its caller: one assignment or refusal per request.
         """
         reached: set[str] = set()
         for effect in effects:

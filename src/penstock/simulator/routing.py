@@ -135,7 +135,7 @@ class VirtualRouter:
         return None
 
     def acquire(self, job: Job, now_s: float, *, is_retry: bool = False) -> Effects[Job]:
-        """Request a prefill (or aggregated) worker for a request.
+        """Ask the router for a prefill (or aggregated) worker for a request, which it assigns to a worker, queues or refuses.
 
         Args:
             job: The request.
@@ -150,7 +150,9 @@ class VirtualRouter:
         return self._at(now_s).acquire(job, self.core.entry, self._arrival(job), now_s, is_retry=is_retry)
 
     def acquire_decode(self, job: Job, now_s: float) -> Effects[Job]:
-        """Request a decode worker for a request (``job``) at the simulated time ``now_s``.
+        """Ask the router for a decode worker for a request (``job``), which it assigns to a worker, queues or refuses.
+
+        ``now_s`` is the current simulated time in seconds.
 
         The caller must have updated the loads of the decode workers (`Scrapes.count_decode`).
 
@@ -160,7 +162,7 @@ class VirtualRouter:
         return self._at(now_s).acquire(job, Role.DECODE, self._arrival_at(job, Role.DECODE), now_s)
 
     def loads_read(self, workers: Iterable[Worker], now_s: float) -> Effects[Job]:
-        """Record that the metrics of these workers were read at the simulated time ``now_s``.
+        """Record that the metrics of ``workers`` were read at the simulated time ``now_s``, so that their loads are current.
 
         Returns the assignments of waiting requests that this allows, which the caller has to carry out; empty if there are none.
         """
@@ -170,7 +172,7 @@ class VirtualRouter:
         return effects
 
     def prefilled(self, job: Job, now_s: float) -> Effects[Job]:
-        """Record that a request's worker has computed the prompt, and return the assignments of waiting requests that this allows.
+        """Record that a request's worker has computed the prompt, and return the assignments of other requests that this allows.
 
         The request no longer counts as dispatched to the worker, which makes room for a waiting request. Exception: if the worker is
         aggregated, or if the routing policy asks for it, a request counts until its answer ends. The caller has to carry out the
@@ -236,12 +238,12 @@ class VirtualRouter:
         return (own_s,) if startup_s == inf else (own_s, startup_s, startup_s + own_s)
 
     def release(self, job: Job, now_s: float, *, is_quiet: bool = False) -> Effects[Job]:
-        """End a request's assignment to its worker, and return the assignments of waiting requests that this allows.
+        """End a request's assignment to its worker, so that it no longer counts there; return the assignments that this allows.
 
         Args:
             job: The request, which must be assigned to a worker.
             now_s: Current simulated time, seconds.
-            is_quiet: Whether waiting requests are not assigned yet, so that the result is empty.
+            is_quiet: Whether to assign no waiting request to the worker yet; the result is then empty.
         """
         core = self._at(now_s)
         if is_quiet:
@@ -278,7 +280,12 @@ class VirtualRouter:
         return self._at(now_s).expire(now_s)
 
     def tick(self, now_s: float) -> Effects[Job]:
-        """Do the router's periodic work, once per simulated second; return the assignments and refusals that the caller has to carry out."""
+        """Do the router's periodic work: judge the tiers' targets, move waiting requests, and dispatch those that fit.
+
+        The caller calls this once per simulated second, with the current time ``now_s``.
+
+        Returns the assignments and refusals that the caller has to carry out; empty if there are none.
+        """
         self._fit_caches()
         return self._at(now_s).tick(now_s)
 

@@ -92,7 +92,7 @@ _RANKED = ("ttft_s", "e2e_s")
 
 
 def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per label and rate: means over the seeds, and the minimum and maximum fraction of requests on time.
+    """Return one row per label and rate: each figure's mean over the seeds, and the range of the fraction of requests on time.
 
     A label names a compared combination of policy, planner and number of routers. ``runs`` holds the figures of single runs.
     """
