@@ -157,9 +157,10 @@ class CircuitBreaker:
     def failed(self, now_s: float, *, probe: bool, proven: bool = True) -> bool:
         """Record a failed request; return whether the failure was counted.
 
-        A failure of a request that was sent before the circuit opened is not counted. A failure that is not ``proven`` (it
-        might be the request's fault) is counted, but opens the circuit only when `failure_confirmed` is called, because the worker
-        was then proven to be at fault, unless the request was the ``probe`` (the request that tests an open circuit).
+        A failure of a request that was sent before the circuit opened is not counted. The circuit opens if there are enough
+        consecutive failures, or if the request was the ``probe`` (the request that tests an open circuit). A failure that is
+        not ``proven`` (it might be the request's fault) is counted as well, but unless the request was the probe, it opens the
+        circuit only when `failure_confirmed` is called for it. ``now_s`` is in simulated seconds.
         """
         if not probe and not self.is_closed:
             return False

@@ -263,7 +263,11 @@ class RequestMachine:
 
     @property
     def may_move(self) -> bool:
-        """Whether the request's limits allow its stream to be moved from a draining worker to another one now."""
+        """Whether the stream may be moved from a draining worker (which gets no new requests) to another one now.
+
+        It may if another worker could resume it, the request's deadline has not passed, and the stream has been moved fewer
+        times than it may be resumed.
+        """
         is_in_time = self._now_s() < self.deadline_s
         return self._can_resume and is_in_time and self.moves < self._plan.max_continuations
 

@@ -357,8 +357,8 @@ class PromptComputed(NamedTuple):
 
     Attributes:
         cached_tokens: Prompt tokens that the worker found in its cache; None if unknown.
-        kv: Location of the prompt's KV blocks, which the worker keeps for a decode worker, in the driver's own form; None if
-            it keeps none.
+        kv: Location of the prompt's KV blocks, which the worker keeps for a decode worker, in a form that only the driver
+            reads; None if it keeps none.
     """
 
     cached_tokens: int | None
@@ -369,8 +369,8 @@ class PrefillStarted(NamedTuple):
     """Answer of the driver to the state machine: a prefill that runs concurrently with decode has started.
 
     Attributes:
-        kv: Location at which the prompt's KV will be, in the driver's own form.
-        prefill: The prefill, in the driver's own form.
+        kv: Location at which the prompt's KV will be, in a form that only the driver reads.
+        prefill: Identifies the prefill in later steps, in a form that only the driver reads.
     """
 
     kv: Any
@@ -385,7 +385,7 @@ class ResponseStarted(NamedTuple):
     Attributes:
         is_stream: Whether the response is a stream.
         can_resume: Whether another worker could resume the stream if it breaks off.
-        response: The response, in the driver's own form.
+        response: Identifies the response in later steps, in a form that only the driver reads.
     """
 
     is_stream: bool

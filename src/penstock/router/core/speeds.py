@@ -47,7 +47,10 @@ class SpeedCounts:
         self.prefills += 1
 
     def set_decode(self, output_tokens: int, decode_s: float) -> None:
-        """Replace the counts of decode tokens and of the gaps before them by counts that the worker itself has made."""
+        """Replace `output_tokens` and `decode_s` by cumulative counts that the worker itself has made (in the simulator).
+
+        ``decode_s`` is the sum of the gaps before the tokens, in simulated seconds.
+        """
         self.output_tokens, self.decode_s = output_tokens, decode_s
 
 

@@ -186,6 +186,7 @@ wait that is too long costs only requests that are lost anyway; one that is too 
 class WakeTimes:
     """Measures how long workers take to become ready when a request arrives and none is available (a wake-up).
 
+    From this it calculates how long requests may wait for starting workers, and when such workers are expected to be ready.
     ``max_s`` is the configured maximum wait (`QueueSettings.max_wake_s`), in simulated seconds, > 0.
     """
 

@@ -449,9 +449,10 @@ class WorkerPool:
         return found or [each for each in pool if each.breaker.allows(now_s, is_last=True)]
 
     def are_closed(self, role: Role) -> bool:
-        """Return whether no serving worker of a role is excluded or tested after failures (all circuits are closed).
+        """Return whether the circuit breakers of all serving workers of a role are closed, so that each can be sent any request.
 
-        True if no worker serves.
+        A circuit that is not closed excludes its worker after failures, or admits one request as a test. Returns True if no
+        worker serves.
         """
         if role in self._closed:
             return True

@@ -523,6 +523,11 @@ class PrebleE2:
         If the longest prefix of the prompt that any worker has cached is longer than the rest of the prompt, the result
         is the least loaded of the workers that have this prefix; otherwise the least loaded of all. The load is the
         number of uncached tokens that a worker was assigned within the last 3 simulated minutes.
+
+        Args:
+            arrival: The request.
+            workers: Workers to choose from, by name; not empty.
+            estimates: Estimated durations at the time of the decision.
         """
         given, sums = self._given, self._sums
         while given and given[0][0] <= estimates.now_s - WINDOW_S:

@@ -24,7 +24,7 @@ class RebalanceParams(NamedTuple):
     Attributes:
         slo_s: TTFT target in simulated seconds.
         bottleneck_s: Time without a computed prompt after which the prefills of a busy worker count as held up by its
-            decodes, in simulated seconds; the delay is then added to the estimated TTFT at the worker.
+            decodes, in simulated seconds; the time since its last computed prompt is then added to the estimated TTFT there.
         now_s: Current time in simulated seconds.
         hit_first: Whether each queue serves the requests with the most cached tokens first; otherwise in order of arrival.
     """

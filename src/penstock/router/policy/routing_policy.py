@@ -58,7 +58,7 @@ class WorkerLoad:
         self.kv_capacity_tokens: int | None = None
 
     def set_inflight(self, requests: int, tokens: int) -> None:
-        """Replace the numbers of requests and tokens in flight by counts that the worker itself has made."""
+        """Replace the numbers of requests and tokens in flight by counts that the worker itself has made (in the simulator)."""
         self.inflight_requests, self.inflight_tokens = requests, tokens
 
     def record_scrape(
@@ -78,8 +78,8 @@ class WorkerLoad:
     def kv_ranks_now(self, inflight_tokens: int, now_s: float) -> tuple[float | None, ...]:
         """Return the expected fraction of KV blocks in use on each data-parallel rank now.
 
-        Returns (None,) if the scraped fraction is unknown or over 10 simulated seconds old (`KV_MAX_AGE_S`). It is the
-        scraped usage plus the change of the in-flight tokens since then, distributed evenly over the ranks. Tokens sent
+        Returns (None,) if the scraped fraction is unknown or over 10 simulated seconds old (`KV_MAX_AGE_S`). Each value is the
+        scraped fraction plus the change of the in-flight tokens since then, distributed evenly over the ranks. Tokens sent
         since the scrape count in full, although part of them may be cached. So do prompts that were in flight at the
         scrape and not computed yet: an engine allocates their blocks only when it starts to compute them, so that
         successive scrapes would miss the prompts that wait inside the engine. A value above 1 means that more is in

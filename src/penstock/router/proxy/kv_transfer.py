@@ -53,8 +53,9 @@ class PrefillResponse:
     """Response of a prefill worker, and how the decode worker gets its KV.
 
     Attributes:
-        fields: Fields to add to the decode request. None if the prefill worker holds no blocks (its one token ended the text,
-            or the prompt is shorter than a block); decode then computes the prompt itself.
+        fields: Fields to add to the decode request, by which the decode worker fetches the KV. None if the prefill worker
+            holds no blocks (its one token ended the text, or the prompt is shorter than a block); decode then computes the
+            prompt itself.
         prompt_tokens: Number of prompt tokens as counted by the prefill worker; None if not reported.
         cached_tokens: Number of prompt tokens found in the prefill worker's own cache; None if not reported.
         lease: Lease under which the prefill worker holds the blocks.
@@ -120,7 +121,8 @@ def read_prefill_response(
 
     Args:
         answer: Completion object that the prefill worker returned.
-        fields: Fields to add to the decode request; None if the worker holds no blocks.
+        fields: Fields to add to the decode request, by which the decode worker fetches the KV; None if the prefill worker
+            holds no blocks.
         lease: Lease of the held blocks.
     """
     prompt_tokens, _, cached_tokens = read_usage(answer.get("usage"))

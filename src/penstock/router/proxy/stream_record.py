@@ -85,7 +85,8 @@ class _Run:
 class StreamRecord:
     """The record of what a client has received of one stream, by which another worker can resume the stream.
 
-    If all records of the router together would exceed the limit, this one is deleted and the stream cannot be resumed.
+    It contains what the present worker has sent. If all records of the router together would exceed 64 MiB
+    (`RECORDED_BYTES`), this one is deleted, and the stream cannot be resumed.
 
     Attributes:
         append: Adds one read of complete events, without HTTP framing. It takes a few nanoseconds and parses nothing; the
@@ -94,12 +95,13 @@ class StreamRecord:
         request: Request of the client.
         by_tokens: Whether the router asks for token ids, so that the next worker can get the ids of the prompt and the text
             as its prompt.
-        tokens: Number of tokens of the text.
-        characters: Number of characters of the text.
-        head: Keys of the events, with their values, that the events of a continuation must repeat.
+        tokens: Number of tokens of the recorded text.
+        characters: Number of characters of the recorded text.
+        head: Keys of the events, with their values (``id``, ``model`` and so on), that the events of the next worker must
+            repeat.
         finish_reason: Finish reason of the response; None if the event with the reason has not come.
         has_usage: Whether the event with the usage has come.
-        token_ids: Token ids of the text, if the events contain them.
+        token_ids: Token ids of the recorded text, if the events contain them.
         prompt_ids: Token ids of the prompt, if the events contain them.
     """
 

@@ -43,7 +43,7 @@ class LiveTiers:
     def identify(self, headers: Mapping[bytes, bytes], model: object) -> TierIdentity:
         """Return the tier (priority class) and tenant of a request, by its headers and the model name that it requests.
 
-        ``headers`` can contain an API key that selects a tier, and a header that names one; some model names stand for a
+        ``headers`` can contain an API key that selects a tier, and a header that names one; some model names select a
         tier as well. If the request names no tier, or a higher one than it may have, it gets its key's tier, or the
         default tier if it has no key. A tier that is too high is counted as a downgrade.
 
@@ -79,7 +79,9 @@ class LiveTiers:
             ) from None
 
     def for_worker(self, request: CompletionRequest, tier: Tier) -> CompletionRequest:
-        """Return the request as it is sent to workers: with the model's own name, and with the tier's number as ``priority``.
+        """Return ``request`` as it is sent to workers: with the tier's number as ``priority`` (the lower is served first).
+
+        A model name that only selects a tier is replaced by the model's own name.
 
         Raises:
             RequestRefused: 400, the body cannot be encoded again.

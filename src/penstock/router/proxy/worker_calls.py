@@ -337,7 +337,10 @@ class WorkerCalls:
 
 
 async def wait_for_prefill(prefill: asyncio.Task[PrefillOutcome]) -> None:
-    """Wait up to 5 real seconds for a prefill that runs concurrently with a decode that has ended already."""
+    """Wait until the task ``prefill`` has ended, but at most 5 real seconds; the task continues if it takes longer.
+
+    The prefill runs concurrently with a decode that has ended already, so that it should end soon as well.
+    """
     await asyncio.wait((prefill,), timeout=_SETTLE_REAL_S)
 
 
