@@ -193,7 +193,7 @@ class OwnPicker:
             tiers.rejected(tier)
 
     def apply(self, effects: Effects[Waiter]) -> None:
-        """Pass the assignments and rejections that the router core returned to the requests that wait for them.
+        """Pass the assignments and rejections in ``effects``, from the router core, to the requests that wait for them.
 
         An assignment whose client has disconnected is released, which can lead to further assignments.
         """
@@ -287,7 +287,7 @@ class Admission:
         self._listeners.append(listener)
 
     def set_workers(self, specs: Iterable[WorkerSpec]) -> None:
-        """Apply the complete list of workers that discovery reports."""
+        """Apply ``specs``, the complete list of workers that discovery reports, and dispatch the requests that can be sent now."""
         self._own.apply(self.core.set_workers(specs, self._now_s()))
         self._notify()
 

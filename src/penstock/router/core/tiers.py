@@ -32,12 +32,12 @@ class QueueOccupancy:
         self._tenants: Counter[tuple[Tier, str]] = Counter()
 
     def enter(self, arrival: Arrival) -> None:
-        """Count a request that starts to wait, for its tier and tenant."""
+        """Add the request ``arrival``, which starts to wait, to the numbers of waiting requests of its tier and tenant."""
         self.tiers[arrival.tier] += 1
         self._tenants[arrival.tier, arrival.tenant] += 1
 
     def leave(self, arrival: Arrival) -> None:
-        """Stop counting a request that was counted by `enter`."""
+        """Subtract the request ``arrival``, which `enter` has added, from these numbers, because it no longer waits."""
         self.tiers[arrival.tier] -= 1
         tenant = arrival.tier, arrival.tenant
         self._tenants[tenant] -= 1
@@ -45,9 +45,9 @@ class QueueOccupancy:
             del self._tenants[tenant]
 
     def admits(self, arrival: Arrival, tiers: TiersConfig, most: int) -> bool:
-        """Return whether one more request may wait in a queue of at most ``most`` requests, by the limits of its tier and tenant.
+        """Return whether the new request ``arrival`` may wait in a queue of at most ``most`` requests.
 
-        System requests are always admitted.
+        Its tier's share of the queue (as ``tiers`` sets it) and its tenant's part decide; system requests may always wait.
         """
         if arrival.tier is Tier.SYSTEM:
             return True

@@ -51,7 +51,10 @@ def parse_slices(slices: Iterable[Mapping[str, Any]], scheme: str = "http") -> t
 
 
 def router_urls(slices: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the base URLs of the routers in a graph's EndpointSlices, including draining ones, because their requests continue."""
+    """Return the base URLs of a graph's routers, as the EndpointSlices ``slices`` list them.
+
+    Draining routers are included, because their requests continue.
+    """
     found = (at for part in slices for role, at, _ in _endpoints(part) if role == Role.ROUTER)
     return tuple(sorted(f"http://{at}" for at in found))
 

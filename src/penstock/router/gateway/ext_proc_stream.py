@@ -260,7 +260,7 @@ class GatewayStream:
             raise UpstreamTimeout(text, phase="first_byte") from exc
 
     def put(self, answer: ProcessingResponse) -> None:
-        """Send a message to Envoy on the request's stream."""
+        """Send the message ``answer`` to Envoy on the request's stream: `answers` yields it next."""
         self._answers.put_nowait(answer)
 
     def answer(self, status: int, body: bytes, content_type: str, headers: Headers) -> None:
@@ -336,13 +336,16 @@ class GatewayResponder(Responder):
         self._finish()
 
     def start(self, status: int, *, content_type: str = EVENT_STREAM, headers: Headers = ()) -> None:  # noqa: ARG002 - the worker's own
-        """Relay the head of the worker's response, with additional headers; ``content_type`` is not used."""
+        """Relay the status and headers of the worker's response to the client, with ``headers`` added.
+
+        ``status`` is that of the worker's response; ``content_type`` is not used, because the worker's own is relayed.
+        """
         if not self.disconnected:
             self.status = status
             self.stream.put(messages.head(headers))
 
     def write(self, data: bytes) -> None:
-        """Send bytes of the body; does nothing after the end."""
+        """Send ``data``, the next bytes of the body, to the client; does nothing after the end of the response."""
         if data and not self.closed:
             self.stream.put(messages.chunk(data, is_last=False))
 

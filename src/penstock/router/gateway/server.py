@@ -80,7 +80,14 @@ class SubsetPicker:
         self._picker.ask(waiter, role, arrival, is_retry=is_retry)
 
     def dispatched(self, assignment: LiveAssignment, role: Role, arrival: Arrival) -> None:
-        """Record that a request is about to be sent to its worker.
+        """Check that the worker of ``assignment`` is in the subset that the gateway allows, just before the request is sent there.
+
+        The call is then passed on to the wrapped picker.
+
+        Args:
+            assignment: The request's assignment to the worker.
+            role: Role for which the worker was requested.
+            arrival: The request as routing policies see it.
 
         Raises:
             AdmissionError: the worker is not in the subset, because no worker in the subset could be chosen.

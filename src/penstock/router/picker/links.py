@@ -122,7 +122,7 @@ class Channel(asyncio.Protocol):
         return b""
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Report that the connection has ended."""
+        """Call ``on_lost``, because the connection has ended; messages that were not sent yet are dropped."""
         self._transport = None
         self._outgoing = []
         if self.answered is not None and not self.answered.done():

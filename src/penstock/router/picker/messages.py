@@ -66,7 +66,7 @@ class Prompt(_Struct):
 
 
 def prompt_of(arrival: Arrival) -> Prompt:
-    """Return a request in the form in which it is sent to another router."""
+    """Return the request ``arrival`` in the form in which routers send it to each other."""
     return Prompt(
         arrival.prefix.packed,
         arrival.tokens,

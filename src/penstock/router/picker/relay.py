@@ -171,6 +171,11 @@ class RemotePicker:
         """Remember a request that is sent to its worker, to report it to the picker (the router that chooses workers for all).
 
         Does nothing for a router that is the only one of its graph.
+
+        Args:
+            assignment: The request's assignment to the worker.
+            role: Role for which the worker was requested.
+            arrival: The request as routing policies see it.
         """
         if self._picked is None:
             return

@@ -63,7 +63,7 @@ class RelayedRequest:
         return True
 
     def refused(self, refuse: Refuse[Waiter]) -> None:
-        """Send the rejection to the router whose client sent the request; does nothing if the request no longer exists."""
+        """Send the rejection ``refuse`` to the router whose client sent the request, unless the request no longer exists."""
         if self.session.requests.pop(self.number, None) is None:
             return
         why = refuse.role, refuse.reason, refuse.message, refuse.retry_after_s

@@ -189,7 +189,7 @@ class Lane(Generic[T]):
         return min(firsts, default=None)
 
     def put(self, queued: QueuedRequest[T], *, is_first: bool = False) -> None:
-        """Add a request after the other waiting ones, or before them (``is_first``).
+        """Add ``queued`` to the waiting requests, after the others, or before them (``is_first``).
 
         A stream that is to be resumed on another worker is put into a queue of its own (`resuming`). These streams are
         always served in the order in which they were added, whatever ``is_first`` is.
@@ -202,7 +202,7 @@ class Lane(Generic[T]):
             self.queue[queued.item] = queued
 
     def pull(self, queued: QueuedRequest[T]) -> None:
-        """Remove a waiting request.
+        """Remove ``queued`` from the waiting requests, because it is dispatched, cancelled or moved.
 
         Raises:
             KeyError: the request does not wait in this lane.

@@ -271,7 +271,10 @@ class BusyWorkers:
         self._at_capacity.pop(load.name, None)
 
     def load_read(self, load: WorkerLoad) -> None:
-        """Record that a worker's metrics were scraped: a refusal for lack of capacity before that no longer counts."""
+        """Record that the metrics of the worker of ``load`` were scraped, so that it may be sent requests again.
+
+        A refusal for lack of capacity before the scrape no longer counts.
+        """
         self._at_capacity.pop(load.name, None)
 
     def refused(self, name: str, now_s: float) -> None:

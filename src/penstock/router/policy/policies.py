@@ -318,6 +318,11 @@ def cheapest(
     index is chosen. Costs are only calculated for workers that can be among the cheapest: the cost is never less than
     `HIT_WEIGHT` - 1 times the request's own tokens, so that a worker with a large cached part rules out the workers without
     one.
+
+    Args:
+        pool: Workers to compare, at least one.
+        arrival: The request.
+        estimates: Estimated durations at the time of the decision.
     """
     uncached = [each.uncached(arrival) for each in pool]
     usual = _EXCESS_FROM * sum(each.decoding_tokens for each in pool) / len(pool)
@@ -340,8 +345,14 @@ def idle_sooner(
 ) -> tuple[WorkerQueue[Any], int] | None:
     """Return the idle worker of ``pool`` with the smallest estimated TTFT, and the number of the prompt's tokens to compute there.
 
-    Returns None if no idle worker's estimated TTFT is below ``than_s`` simulated seconds. Of equal ones, the worker with
-    the fewest blocks in its prefix index is chosen.
+    Returns None if no idle worker's estimated TTFT is below ``than_s``. Of equal ones, the worker with the fewest blocks in
+    its prefix index is chosen.
+
+    Args:
+        pool: Workers to compare.
+        arrival: The request.
+        estimates: Estimated durations at the time of the decision.
+        than_s: Estimated TTFT at the worker that would be chosen otherwise, in simulated seconds.
     """
     idle = [
         (ttft_s, each.index.count, at, own)
@@ -398,7 +409,7 @@ class PrefixCost:
 
     @classmethod
     def from_config(cls, config: RouterConfig, _slo: SloConfig) -> Self:
-        """Return the policy with the parameters in a graph's router section; the SLO section is not used."""
+        """Return the policy with the parameters in ``config``, the router section of a graph; the SLO section is not used."""
         return cls(parameters(PrefixCostParameters, config))
 
     def worker_joined(self, name: str) -> None:
@@ -448,9 +459,9 @@ class PrefixCost:
         return RoutingDecision(worker.name, "lowest prefix cost", uncached=uncached)
 
     def prompt_queued(self, arrival: Arrival, worker: str, workers: WorkerQueues) -> None:
-        """Remember that the worker ``worker`` has a prompt in its cache, because another router has sent the prompt there.
+        """Remember that the worker ``worker`` has the prompt of ``arrival`` in its cache, because another router has sent it there.
 
-        Does nothing if there are at most 64 workers (`MAX_COMPARED_WORKERS`), which are all compared for each request.
+        Does nothing if there are at most 64 ``workers`` (`MAX_COMPARED_WORKERS`), which are all compared for each request.
         """
         if len(workers) > MAX_COMPARED_WORKERS:
             self._remember(prefix_keys_of(arrival.chain), worker)

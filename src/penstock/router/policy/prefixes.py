@@ -293,7 +293,10 @@ class PrefixIndex:
         return place
 
     def use(self, prefix: Prefix) -> int:
-        """Record that the worker has all blocks of a prompt from now on; return how many of its first blocks were in the index before."""
+        """Record that the worker has all blocks of the prompt with the keys ``prefix`` from now on, as the most recently used ones.
+
+        Returns how many of the prompt's first blocks were in the index before.
+        """
         keys, packed, heads, runs = prefix.keys, prefix.packed, self._heads, self._runs
         place, total = 0, len(keys)
         passed = []
@@ -327,7 +330,10 @@ class PrefixIndex:
         return place
 
     def truncate(self, prefix: Prefix, blocks: int) -> None:
-        """Record that the worker has at most the first ``blocks`` blocks (>= 0) of a prompt: the prompt's later blocks are deleted."""
+        """Record that the worker has at most the first ``blocks`` blocks (>= 0) of the prompt with the keys ``prefix``.
+
+        The prompt's later blocks are deleted from the index.
+        """
         keys, runs = prefix.keys, self._runs
         total = len(keys)
         # Usually a run starts at this block, because this prompt has added it.

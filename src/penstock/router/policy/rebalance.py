@@ -40,7 +40,8 @@ def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, b
 
     Such a worker is limited by decode: it has prompts to compute, and the time since it last computed a prompt exceeds the
     expected duration of its running prompts by ``bottleneck_s``. The result is then the time since it last computed a
-    prompt. DualMap's paper compares this time alone with the limit, which long prompts exceed as well.
+    prompt. ``estimates`` contains the throughputs from which that duration is estimated, and ``now_s`` is the current time in
+    simulated seconds. DualMap's paper compares this time alone with the limit, which long prompts exceed as well.
     """
     if not worker.running:
         return 0.0
@@ -56,6 +57,12 @@ def decode_bound(
 
     Such a worker has prompts to compute, and the time since it last computed a prompt exceeds the expected duration of its
     running prompts by ``bottleneck_s`` simulated seconds. Requests that wait there may be moved to another worker.
+
+    Args:
+        workers: Workers of the role, by name.
+        estimates: Estimated durations and throughputs.
+        now_s: Current time in simulated seconds.
+        bottleneck_s: Time without progress, in simulated seconds, from which on a worker is included.
     """
     return [
         each.name

@@ -80,9 +80,9 @@ class HashRing:
 
 
 def pair(first: HashRing, second: HashRing, key: int) -> tuple[str, ...]:
-    """Return the two different candidate workers of ``key``, one from each ring; fewer if there are fewer workers.
+    """Return the names of the two candidate workers of ``key``: that of the ring ``first``, then that of the ring ``second``.
 
-    Both rings must contain the same workers.
+    They differ; if there are fewer than two workers, the result has fewer names. Both rings must contain the same workers.
 
     If both rings map the key to the same worker, the second candidate is the next worker on the second ring. DualMap's
     paper uses the next worker number instead (its equation 5), which remaps keys when numbers shift.

@@ -174,7 +174,10 @@ class PrefillThroughput:
             self._set(self._tokens * _DECAY + tokens, self._seconds * _DECAY + max(0.0, took_s))
 
     def learn_other(self, tokens_per_s: float) -> None:
-        """Add a throughput that another router has measured (tokens per simulated second), with the weight of one second of prefill."""
+        """Add the throughput ``tokens_per_s`` that another router has measured, with the weight of one second of prefill.
+
+        It is in tokens per simulated second.
+        """
         self._set(self._tokens * _DECAY + tokens_per_s, self._seconds * _DECAY + 1.0)
 
     def is_own(self, idle_s: float) -> bool:
@@ -285,7 +288,7 @@ class WorkerQueue(Generic[T]):
         return self.queued_tokens - self.line.late_tokens + self.running_tokens + self.peer_tokens
 
     def pending_for(self, arrival: Arrival) -> int:
-        """Return the uncached tokens that this worker has to compute before a request that arrives now.
+        """Return the uncached tokens that this worker has to compute before the request ``arrival``, if it arrives now.
 
         Late requests are those that can no longer meet their TTFT target. Without tiers, they are not included, because
         they let the new request go first. With tiers, late requests are included, but requests of lower tiers are not:
@@ -322,7 +325,7 @@ class WorkerQueue(Generic[T]):
         return self.line.queue
 
     def uncached(self, arrival: Arrival) -> int:
-        """Return the number of a prompt's tokens that this worker would have to compute; at least 1 unless the prompt is empty.
+        """Return how many tokens of the prompt of ``arrival`` this worker would have to compute; at least 1 unless it is empty.
 
         A prompt is never cached entirely: its last token is computed to generate the first output token. A token that would be
         loaded from other memory than the GPU's counts as 0.25 tokens (`LOAD_COST`).
@@ -339,7 +342,7 @@ class WorkerQueue(Generic[T]):
         return computed + int(LOAD_COST * (missing - computed))
 
     def put(self, queued: QueuedRequest[T], uncached: int | None = None, *, is_first: bool = False) -> None:
-        """Add a request to those that wait for this worker, after all others or (``is_first``) before them.
+        """Add ``queued`` to the requests that wait for this worker, after all others or (``is_first``) before them.
 
         The request's prompt counts as cached at the worker from now on. ``uncached`` is the number of tokens of the prompt
         to compute here; None calculates the number.
@@ -358,14 +361,14 @@ class WorkerQueue(Generic[T]):
         self.queued_tokens -= queued.uncached
 
     def forget(self, queued: QueuedRequest[T]) -> None:
-        """Remove a request's blocks from the prefix index (assumed cache contents), because the worker did not compute them.
+        """Remove the blocks of ``queued`` from the prefix index (assumed cache), because the worker did not compute them.
 
         Blocks that were in the index before the request are kept.
         """
         self.index.truncate(queued.arrival.prefix, queued.cached_keys)
 
     def unassign(self, queued: QueuedRequest[T]) -> None:
-        """Remove a request from those that wait for this worker, and its blocks from the prefix index (assumed cache contents).
+        """Remove ``queued`` from the requests that wait for this worker, and its blocks from the prefix index (assumed cache).
 
         Blocks that were in the index before the request are kept.
         """

@@ -48,13 +48,16 @@ _NO_SLO: Final = BackgroundSlo(end_to_end_seconds=None)
 
 
 def slo_of(tiers: TiersConfig, tier: Tier) -> Slo:
-    """Return the SLO targets of a tier; for the system tier all targets are None."""
+    """Return the SLO targets that ``tiers`` sets for ``tier``; for the system tier all targets are None."""
     slo: Slo = getattr(tiers.slo, tier.value, _NO_SLO)
     return slo
 
 
 def share_of(tiers: TiersConfig, tier: Tier) -> float:
-    """Return the share of a tier (premium, standard or background) in the capacity, in (0, 1]; all shares add up to 1."""
+    """Return the share of ``tier`` in the capacity of the workers as ``tiers`` sets it, in (0, 1]; all shares add up to 1.
+
+    The tier is premium, standard or background; the system tier has no share.
+    """
     share: float = getattr(tiers.shares, tier.value)
     return share
 
@@ -62,8 +65,8 @@ def share_of(tiers: TiersConfig, tier: Tier) -> float:
 def quantum(tiers: TiersConfig, tier: Tier) -> float:
     """Return the number of uncached tokens that a tier may be served in one round of sharing a worker's capacity.
 
-    The number is proportional to the share of the tier. The tier is premium, standard or background; the system tier is
-    served before them and has no share.
+    The number is the tier's share of the tokens of one round; ``tiers`` sets both. The tier is premium, standard or
+    background; the system tier is served before them and has no share.
     """
     return tiers.round_tokens * share_of(tiers, tier)
 
@@ -148,7 +151,7 @@ class TierQueue(Generic[T]):
         self._tiers[tier].lane(queued.arrival.tenant).put(queued, is_first=is_first)
 
     def pull(self, queued: QueuedRequest[T]) -> None:
-        """Remove a waiting request from this queue.
+        """Remove ``queued`` from the waiting requests, because it is dispatched, cancelled or moved.
 
         Raises:
             KeyError: the request does not wait here.

@@ -109,7 +109,8 @@ class TierKeys:
     def of(self, authorization: bytes | None) -> TierIdentity | None:
         """Return the tier (priority class) and tenant of the API key in an Authorization header.
 
-        Returns None if there is no header, or if its key selects no tier.
+        ``authorization`` is the header's value, None if there is no such header. Returns None then, or if the key selects no
+        tier.
         """
         token = _bearer_token(authorization)
         return None if token is None or not self._by_digest else self._by_digest.get(_digest(token))
@@ -151,7 +152,7 @@ def _digest(key: bytes) -> str:
 
 
 def credentials(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """Return the value of a request's Authorization header; None if it has none.
+    """Return the value of the Authorization header in ``headers`` (values by lower-case name); None if it is missing.
 
     Anthropic's clients send a key as ``x-api-key``, which is returned as ``Bearer KEY``.
     """
@@ -174,7 +175,9 @@ class KeyCheck:
         self._digests = frozenset(map(_digest, keys))
 
     def check(self, authorization: bytes | None) -> None:
-        """Check that an Authorization header contains one of the keys; None is a request without this header.
+        """Check that ``authorization``, the value of an Authorization header, contains one of the accepted keys.
+
+        None is a request without this header, which is rejected.
 
         Raises:
             RequestRefused: 401, there is no key or a wrong one.
@@ -188,7 +191,7 @@ class KeyCheck:
             )
 
     def holds(self, authorization: bytes | None) -> bool:
-        """Return whether an Authorization header contains one of the keys; False if it is None."""
+        """Return whether ``authorization``, the value of an Authorization header, contains an accepted key; False if it is None."""
         token = _bearer_token(authorization)
         return token is not None and _digest(token) in self._digests
 
@@ -239,7 +242,7 @@ class AdminCheck:
         self.is_off = not self.is_keyed and not is_local
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Check that a request may administer the router.
+        """Check that a request with these headers may administer the router (drain workers, change thresholds).
 
         Raises:
             RequestRefused: 403, the request comes from a web page or a proxy, or administration is off; 401, it has no admin

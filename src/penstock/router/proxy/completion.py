@@ -74,11 +74,11 @@ _BOUNDS: Final = ((MAX_CONTAINERS, "objects and lists"), (MAX_STRINGS, "strings"
 
 
 def check_size(raw: bytes) -> Iterator[None]:
-    """Count the objects, strings and values of a request's body, and check their limits, in steps: it yields after each step.
+    """Check the limits on the numbers of objects, strings and values in ``raw``, the body of a request, before it is parsed.
 
-    At each yield the caller can let other tasks run. Braces, quotes and commas are counted first wherever they are. Only a
-    body with too many of these characters is read string by string, because the text of a prompt may contain any number of
-    them.
+    The check runs in steps, and the iterator yields None after each. At each yield the caller can let other tasks run.
+    Braces, quotes and commas are counted first wherever they are. Only a body with too many of these characters is read
+    string by string, because the text of a prompt may contain any number of them.
 
     Raises:
         RequestRefused: 400, a limit is exceeded.

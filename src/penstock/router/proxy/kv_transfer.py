@@ -150,8 +150,8 @@ def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None
     """Replace, in place, the cached-token count in the ``usage`` of a decode worker by the count of the prefill worker.
 
     ``usage`` is the usage object of a response (OpenAI's or Anthropic's API), as the client is to see it. Decode counts every
-    transferred token as cached, which is not the prompt's cache hit. If the prefill worker reports no count (None), the field
-    becomes null: unknown, not zero.
+    transferred token as cached, which is not the prompt's cache hit. If the prefill worker reports no count
+    (``cached_tokens`` is None), the field becomes null: unknown, not zero.
     """
     if "input_tokens" in usage:
         messages.with_cached_tokens(usage, cached_tokens)
@@ -200,7 +200,7 @@ class KvTransfers:
         return versions.NONE if transfer is None else versions.unpaired_decodes(pool, transfer.lease.worker)
 
     def count(self, result: TransferResult) -> None:
-        """Count the outcome of one prompt's KV transfer (done, none or lost) in the router's metrics."""
+        """Add one prompt whose KV transfer ended with ``result`` (done, none or lost) to the counters of the router's metrics."""
         self._context.metrics.kv_transfers[result] += 1
 
     async def confirm(self, lease: KvLease) -> bool:

@@ -82,11 +82,11 @@ def read_usage(usage: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def with_cached_tokens(usage: dict[str, Any], cached_tokens: int | None) -> None:
-    """Replace the number of cached tokens in a decode worker's usage object by that of the prefill worker, in place.
+    """Replace, in place, the number of cached tokens in a decode worker's usage object by that of the prefill worker.
 
     A decode worker counts the tokens whose KV it fetched as cached, although the prompt was not found in a cache. The
-    object is one of Anthropic's Messages API. If the prefill worker reports no number (None), all prompt tokens are counted
-    as ``input_tokens``, and the number of cached tokens is left out.
+    object is one of Anthropic's Messages API. If the prefill worker reports no number (``cached_tokens`` is None), all prompt
+    tokens are counted as ``input_tokens``, and the number of cached tokens is left out.
     """
     total, _ = read_usage(usage)
     for key in _CACHE_KEYS:

@@ -62,7 +62,7 @@ def _is_completion(answer: dict[str, Any]) -> bool:
 
 
 def reencode(answer: dict[str, Any]) -> bytes:
-    """Return a worker's JSON object as bytes, after the router has changed it.
+    """Return ``answer``, the JSON object of a worker's response that the router has changed, as bytes for the client.
 
     Raises:
         WrongAnswer: the object is nested deeper than orjson can write, which is 254 levels.
@@ -75,6 +75,13 @@ def reencode(answer: dict[str, Any]) -> bytes:
 
 async def read_preamble(response: StreamingResponse, worker: str, endpoint: ApiEndpoint) -> bytes:
     """Return the first bytes of a worker's stream, up to and including the read that contains the first token.
+
+    Nothing was sent to the client before that, so that a failure can be answered by a retry or with an error status.
+
+    Args:
+        response: Response of the worker, from which the stream is read.
+        worker: Name of the worker, for error messages.
+        endpoint: API endpoint of the request, which determines the form of the events.
 
     Raises:
         ErrorReply: an error event came before the first token.

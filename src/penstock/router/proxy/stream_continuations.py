@@ -113,9 +113,10 @@ class StreamContinuations:
         return partial(observe_without_ids, observe) if resumable.hides_ids else observe
 
     def totals_of(self, resumable: ResumableStream, meter: RelayMeter) -> tuple[dict[str, Any] | None, int]:
-        """Return the usage object and the number of output tokens of the entire stream, when the part of the present worker has ended.
+        """Return the usage object and the number of output tokens of the entire stream, over the parts of all workers.
 
-        The usage object is None if no worker has sent one.
+        Called when the part of the present worker, which ``meter`` has measured, has ended; ``resumable`` is the state of the
+        stream. The usage object is None if no worker has sent one.
         """
         if meter.tokens:
             resumable.last_real_s = meter.last_real_s
@@ -128,9 +129,9 @@ class StreamContinuations:
     ) -> CompletionRequest | StreamEnding | None:
         """Return the request for the remaining part of an interrupted stream; None if the stream cannot be resumed.
 
-        If only the end of the stream is missing, its events are returned instead. The state of the stream is prepared for
-        the worker that resumes it. ``prompt_tokens`` is the number of prompt tokens as a worker has counted them; None if
-        unknown.
+        If only the end of the stream is missing, its events are returned instead. ``resumable`` is the state of the stream,
+        which is prepared for the worker that resumes it. ``prompt_tokens`` is the number of prompt tokens as a worker has
+        counted them; None if unknown.
         """
         emitted = emitted_prefix(resumable.record, resumable.emitted)
         if emitted.refusal:
@@ -150,7 +151,10 @@ class StreamContinuations:
         return continuation_request(resumable.request, emitted, context_tokens=self._context_tokens)
 
     def progress_of(self, call: CompletionCall, meter: RelayMeter) -> StreamProgress:
-        """Return how many tokens of a stream the client has, and the maximum of the stream, without parsing its events."""
+        """Return how many tokens of the stream of ``call`` the client has, and its limits, to decide whether it should be moved.
+
+        The tokens are those that ``meter`` has counted, so that no events have to be parsed.
+        """
         resumable = _resumable(call)
         before = 0 if resumable.splicer is None else resumable.splicer.tokens
         limits = (resumable.request.body.get(key) for key in LIMITS)
@@ -202,7 +206,10 @@ class StreamContinuations:
         )
 
     def reject_repeats(self, call: CompletionCall, step: QueryOfDeath) -> None:
-        """Reject repeats of a request that has crashed workers for 10 simulated minutes (`REFUSED_S`), and log the hash of its body."""
+        """Reject new requests with the body of ``call`` for 10 simulated minutes, because it has crashed workers; log its hash.
+
+        ``step`` contains the names of the workers that died.
+        """
         raw = (call.request if call.resumable is None else call.resumable.request).raw
         digest = self._queries_of_death.add(raw, step.before, step.worker)
         log.warning(
