@@ -118,7 +118,7 @@ class History:
         self._gpu_s = 0.0
 
     def tick(self, view: PlannerView) -> bool:
-        """Add the planner's state at a tick to this history, at most once every 10 simulated seconds (`MOMENT_S`).
+        """Add the planner's state at a tick (metrics scrape) to this history, at most once every 10 simulated seconds (`MOMENT_S`).
 
         Returns whether it was added.
         """

@@ -43,7 +43,7 @@ ReadProfile = Callable[[str], PerformanceProfile]
 def parse(
     text: str, *, name: str, read: ReadProfile, profile: str | None = None
 ) -> tuple[Window, PlannerState, DecideConfig]:
-    """Return the inputs of a decision: the metrics scrapes of the interval, the planner's state and the configuration, in this order.
+    """Return the inputs of a decision: (metrics scrapes of the interval, state of the planner, configuration).
 
     Args:
         text: YAML or JSON in the form of the files in ``examples``, or a decision record of a ledger (the planner's

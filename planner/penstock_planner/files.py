@@ -249,7 +249,10 @@ class FileObservers:
 
 
 class SnapshotWriter:
-    """Observer that writes the planner's current state to ``state.json`` at ticks and decisions; each write is atomic."""
+    """Observer that writes the planner's current state to ``state.json`` at ticks (metrics scrapes) and decisions.
+
+    Each write is atomic.
+    """
 
     def __init__(
         self,

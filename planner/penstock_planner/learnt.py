@@ -59,8 +59,8 @@ class LearnedStateExport(BaseModel):
         model: Name of the served model.
         profile: Name of the model of the performance profile used in mode sla; empty in other modes.
         gpus: Number of GPUs per worker by role.
-        memory: The learned state. Its times are simulated seconds relative to the ledger's newest decision, so none is
-            above 0.
+        memory: The learned state. Its times are simulated seconds relative to the newest decision in the ledger (the
+            decision log), so none is above 0.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -224,10 +224,10 @@ def as_json(known: LearnedStateExport) -> bytes:
 
 
 def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Learned:
-    """Return the learned state in the file of ``--memory``, with which the planner starts if its ledger (decision log) holds no learned state.
+    """Return the learned state in the file of ``--memory``.
 
-    The result has the values by key of the policy that learned them; it is empty without the option. If a ledger
-    exists, a missing file is only logged.
+    The planner starts with it if its ledger (decision log) holds no learned state. The result has the values by key of
+    the policy that learned them; it is empty without the option. If a ledger exists, a missing file is only logged.
 
     Args:
         options: Options of the planner that starts.
@@ -248,7 +248,9 @@ def start_from(options: PlannerOptions, graph: GraphDeployment | None) -> Learne
 
 
 def memory_in(text: str, origin: str, options: PlannerOptions, graph: GraphDeployment | None) -> Learned:
-    """Return the learned state in an exported file, by key of the policy, without replicas and requests of the graph in which it was learned.
+    """Return the learned state in an exported file, by key of the policy, so that another graph's planner can start with it.
+
+    Replicas and requests of the graph in which it was learned are left out.
 
     Args:
         text: Content of the export file.
@@ -338,7 +340,7 @@ def _numbers(plain: Any) -> Iterator[float]:
 
 
 def reset(folder: Path) -> None:
-    """Discard the learned state of the planner whose ledger (decision log) is in ``folder``, so that it starts without learned state.
+    """Discard the learned state of the planner whose ledger (decision log) is in ``folder``, so that it starts without any.
 
     All earlier records are kept; a header without learned state is appended.
 

@@ -72,7 +72,8 @@ class FormerChange:
             (whose zero has no meaning). The decision was made ``decision.at_s - origin_s`` after that start. Runs with
             equal ``origin_s`` are on the same clock (one boot of the host, and the same number of simulated seconds per
             real second); times of other runs cannot be compared.
-        wall_s: Time at which the decision was recorded, real seconds since 1970; None in ledgers of an older version.
+        wall_s: Time at which the decision was recorded, real seconds since 1970; None in ledgers (decision logs) of an
+            older version.
     """
 
     decision: Decision
@@ -96,7 +97,10 @@ class FormerRuns:
 
     @classmethod
     def before_now(cls, folder: Path) -> FormerRuns:
-        """Return a reference to the records that the ledger (decision log) in ``folder`` holds now, without records that are written later."""
+        """Return a reference to the records that the ledger (decision log) in ``folder`` holds now.
+
+        Records that are written later do not belong to it.
+        """
         path = folder / FILE_NAME
         try:
             return cls(path, path.stat().st_size)

@@ -83,7 +83,10 @@ class PlannerClock:
         return self._clock.to_simulated_s(real_s)
 
     async def sleep_until(self, at_s: float, stop: asyncio.Event) -> None:
-        """Wait until ``at_s`` (simulated seconds), or until ``stop`` is set. Returns after one event-loop cycle if the time has passed."""
+        """Wait until the time ``at_s`` (simulated seconds) is reached, or until ``stop`` is set.
+
+        Returns after one event-loop cycle if the time has passed.
+        """
         real_s = self._clock.to_real_s(at_s - self._clock.now_s())
         if real_s <= 0:
             # Even a loop that is late must let the other tasks of the event loop run.

@@ -81,7 +81,10 @@ class PlannerView:
 
 
 class Observer(Protocol):
-    """Interface of an object that the planner loop notifies of its ticks (metrics scrapes) and decisions. The methods must not block."""
+    """Interface of an object that the planner loop notifies of its ticks (metrics scrapes) and decisions.
+
+    The methods must not block.
+    """
 
     def tick(self, view: PlannerView) -> None:
         """Handle a tick (metrics scrape).
@@ -96,7 +99,7 @@ class Observer(Protocol):
 
         Args:
             decision: The decision.
-            view: State of the planner at the newest tick.
+            view: State of the planner at the newest tick (metrics scrape).
         """
         ...
 

@@ -18,7 +18,10 @@ MISSING_S: Final = 10.0
 
 
 class UnknownSignals:
-    """Tracks the ticks of a planner loop, and reports KV usage, prefill queue or demand if it is unknown for 10 simulated seconds."""
+    """Tracks which metrics a planner loop knows at its ticks (metrics scrapes), and reports those that are unknown for long.
+
+    The metrics are KV usage, prefill queue and demand; "long" is 10 simulated seconds.
+    """
 
     def __init__(self, *, needs_demand: bool) -> None:
         """Start with all signals known; ``needs_demand`` tells whether the mode decides by the demand at the routers."""
@@ -27,10 +30,10 @@ class UnknownSignals:
         self._said = ""
 
     def after(self, view: PlannerView) -> str:
-        """Process the planner's state at a tick; return a sentence about metrics that have been unknown for 10 simulated seconds.
+        """Process the planner's state at a tick (metrics scrape); return a sentence about metrics that are unknown for long.
 
-        The metrics are KV usage, prefill queue and demand. Returns an empty string if none has been unknown for that
-        long (`MISSING_S`). The sentence stays the same while the same metrics are unknown.
+        The metrics are KV usage, prefill queue and demand. Returns an empty string if none has been unknown for 10
+        simulated seconds (`MISSING_S`). The sentence stays the same while the same metrics are unknown.
         """
         if view.phase is PlannerPhase.ADJUSTING:
             self._known_s, self._said = None, ""
@@ -74,7 +77,7 @@ def _asked(view: PlannerView) -> str:
 
 
 class ProblemTracker:
-    """Tracks the ticks of a planner loop, and reports all problems that keep the planner from scaling, as sentences."""
+    """Follows a planner loop by its ticks (metrics scrapes), and reports all problems that keep it from scaling, as sentences."""
 
     def __init__(self, *, needs_demand: bool) -> None:
         """Start without problems; ``needs_demand`` tells whether the mode decides by the demand at the routers."""
@@ -83,7 +86,7 @@ class ProblemTracker:
         self._gone: dict[str, str] = {}
 
     def after(self, view: PlannerView) -> tuple[str, ...]:
-        """Process the planner's state at a tick; return all problems that now keep it from scaling, as sentences.
+        """Process the planner's state at a tick (metrics scrape); return all problems that now keep it from scaling, as sentences.
 
         Returns an empty tuple if there are none.
         """

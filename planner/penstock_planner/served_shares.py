@@ -91,7 +91,10 @@ class ShareWindow:
 
     @property
     def agrees(self) -> bool:
-        """Whether the observed and the predicted fraction of requests on time differ by at most one percentage point (`AGREE_WITHIN`)."""
+        """Whether the observed and the predicted fraction of requests on time are about equal.
+
+        They differ by at most one percentage point (`AGREE_WITHIN`).
+        """
         return abs(self.served - self.predicted) <= AGREE_WITHIN + 1e-9
 
 

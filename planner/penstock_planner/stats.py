@@ -98,7 +98,10 @@ class PlannerStats:
         self._interval_s, self._rejected = None, 0.0
 
     def restarted(self) -> None:
-        """Record that a planner loop has ended, so that errors in writing the decision log add up although each loop counts them from 0."""
+        """Prepare for the next planner loop, after one has ended.
+
+        Errors in writing the decision log then add up over the loops, although each loop counts them from 0.
+        """
         self._errors_seen = 0
 
     def tick(self, view: PlannerView) -> None:
@@ -164,7 +167,10 @@ class PlannerStats:
         self.demands = []
 
     def due(self, now_s: float) -> Iterator[tuple[float, float]]:
-        """Yield (simulated time, uncached prompt tokens/s) of each forecast for a time up to ``now_s`` that was not yielded before."""
+        """Yield each demand forecast for a time up to ``now_s`` that was not yielded before.
+
+        Each is a pair (time in simulated seconds, uncached prompt tokens/s forecast for that time).
+        """
         while self._expected and self._expected[0][0] <= now_s:
             self._due = heapq.heappop(self._expected)
             yield self._due

@@ -56,7 +56,7 @@ log = get_logger(__name__)
 
 
 def silent_after_s(interval_s: float) -> float:
-    """Return the age in seconds above which the newest values that routers have of a worker are so old that the worker counts as silent.
+    """Return the age, in seconds, above which a worker counts as silent: that of the newest value that any router has of it.
 
     A silent worker is one from which no router gets values. The age is four times (`SILENT_READINGS`) the interval, but
     at least 4 s; it is simulated or real seconds, as ``interval_s`` is.
@@ -216,7 +216,7 @@ def is_said(report: Report, status: Mapping[str, Any]) -> bool:
 
 
 class StatusListener:
-    """Observer of one graph's planner loop that turns its ticks and decisions into reports for ``status.planner``."""
+    """Observer that turns the ticks (metrics scrapes) and decisions of one planner loop into reports for ``status.planner``."""
 
     def __init__(
         self,

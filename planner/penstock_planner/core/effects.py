@@ -13,7 +13,9 @@ from penstock_planner.decide.demand.observation import Pull
 
 @dataclass(frozen=True, slots=True)
 class RecordDecision:
-    """Action that the driver (real-time loop or simulator) has to carry out: write a decision durably to the ledger (the decision log).
+    """Action that the driver (real-time loop or simulator) has to carry out: write a decision durably to the decision log.
+
+    The decision log is called ledger.
 
     The planner's core requests the replica changes of the decision afterwards, but only if the decision was written.
     The driver answers True if it was written, else False.
@@ -48,7 +50,9 @@ class ObserveAt:
 
 @dataclass(frozen=True, slots=True)
 class ReadMetrics:
-    """Action that the driver (real-time loop or simulator) has to carry out: scrape the metrics of the replicas that were just observed.
+    """Action that the driver (real-time loop or simulator) has to carry out: scrape the metrics of the observed replicas.
+
+    They are the replicas that the driver has just read from the backend (Kubernetes or local processes).
 
     The driver answers with the scraped values as a `Pull`.
     """
@@ -74,9 +78,10 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Action that the driver (real-time loop or simulator) has to carry out: have workers of the shrinking role become workers of the growing one.
+    """Action that the driver (real-time loop or simulator) has to carry out: have workers change their role.
 
-    The backend moves them without a restart.
+    Workers of the shrinking role become workers of the growing one, and the backend (Kubernetes or local processes)
+    moves them without a restart.
 
     The driver answers with the reason if the backend refused the switch, or with None if it accepted it.
 
@@ -96,7 +101,9 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Action that the planner's driver has to carry out: pass a recorded decision to the planner's observers, such as metrics and Kubernetes Events.
+    """Action that the planner's driver has to carry out: pass a recorded decision to the observers of the planner.
+
+    Observers are, for example, metrics and the writer of Kubernetes Events.
 
     The driver is the real-time loop or a simulator; it gives no answer.
 
@@ -109,9 +116,9 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Action that the planner's driver has to carry out: write a record to the ledger (the decision log); it may be lost in a crash.
+    """Action that the planner's driver has to carry out: write a record to the ledger (the decision log).
 
-    The driver is the real-time loop or a simulator; it gives no answer.
+    The record may be lost in a crash. The driver is the real-time loop or a simulator; it gives no answer.
 
     Attributes:
         record: The record.
@@ -122,10 +129,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class AppendPull:
-    """Action that the planner's driver has to carry out: write a pull (metrics scrape) to the ledger (the decision log); it may be lost in a crash.
+    """Action that the planner's driver has to carry out: write a pull (metrics scrape) to the ledger (the decision log).
 
-    The driver is the real-time loop or a simulator; it gives no answer. The record is made only if the driver calls
-    `record`, which a simulator does not.
+    The record may be lost in a crash. The driver is the real-time loop or a simulator; it gives no answer. The record
+    is made only if the driver calls `record`, which a simulator does not.
 
     Attributes:
         pull: Pull to record.
@@ -156,10 +163,11 @@ class BeginLedger:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Action that the planner's driver can carry out now: start a new file of the ledger (the decision log), with ``header`` as the first record.
+    """Action that the planner's driver can carry out now: start a new file of the ledger (the decision log).
 
-    A new file can start here because the header contains the planner's whole state at this time. The driver, which is
-    the real-time loop or a simulator, does so if the present file is long; it gives no answer.
+    The first record of the file is ``header``. A new file can start here because the header contains the planner's
+    whole state at this time. The driver, which is the real-time loop or a simulator, does so if the present file is
+    long; it gives no answer.
 
     Attributes:
         header: Header record with the state.

@@ -12,7 +12,10 @@ from penstock_planner.decide.state import Learned
 
 @dataclass(frozen=True, slots=True)
 class PlannerSettings:
-    """Settings of one planner. Some settings are used by the planner's core, others by its driver (the real-time loop or a simulator).
+    """Settings of one planner.
+
+    Some settings are used by the core of the planner, which makes the decisions; others by its driver, which is the
+    real-time loop or a simulator and carries them out.
 
     Attributes:
         config: Configuration of the decisions.

@@ -36,7 +36,9 @@ ParametersT = TypeVar("ParametersT")
 
 
 class Mode(StrEnum):
-    """Names of the policies (planner modes) in this distribution. The first three are the planner's own; the others are for comparison.
+    """Names of the policies (planner modes) in this distribution.
+
+    The first three are the planner's own; the others are for comparison.
 
     Attributes:
         LOAD: Thresholds on the prefill queue and on KV usage.
@@ -191,7 +193,7 @@ class DecideConfig:
         )
 
     def scheduled(self, held: Schedule) -> DecideConfig:
-        """Return the configuration with minimum and maximum replicas tightened by the minimums and maximums of active schedule entries.
+        """Return the configuration with minimum and maximum replicas tightened by those of the active schedule entries.
 
         A scheduled minimum above 0 disables scale to zero.
 
@@ -210,7 +212,9 @@ class DecideConfig:
 
     @property
     def unbounded(self) -> DecideConfig:
-        """Return the configuration without limits on GPUs and on replicas per decision if the graph is in a GPU pool; else this configuration.
+        """Return the configuration without limits on GPUs and on replicas per decision if the graph is in a GPU pool.
+
+        Returns this configuration if the graph is in no pool.
 
         It is used to calculate how many replicas the graph would have if the pool granted all GPUs that it requests.
         """
@@ -218,7 +222,10 @@ class DecideConfig:
 
     @property
     def within_pool(self) -> DecideConfig:
-        """Return the configuration in which the budget is the GPUs that a GPU pool grants the graph; this configuration if the graph is in no pool."""
+        """Return the configuration in which the GPU budget is the number of GPUs that a GPU pool grants the graph.
+
+        Returns this configuration if the graph is in no pool.
+        """
         return self if self.grant is None else replace(self, max_gpu_budget=self.grant)
 
     @property
@@ -292,7 +299,8 @@ class DecideConfig:
 def targets_of(slo: SloConfig) -> dict[str, Any]:
     """Return a graph's latency targets as values by field name of `DecideConfig`.
 
-    The attainment (fraction of requests that must meet them) fills two fields, because older ledgers use both names.
+    The attainment (fraction of requests that must meet them) fills two fields, because older ledgers (decision logs)
+    use both names.
     """
     return {
         "ttft_slo_s": slo.ttft_seconds,
@@ -303,7 +311,10 @@ def targets_of(slo: SloConfig) -> dict[str, Any]:
 
 
 def config_from(plain: Mapping[str, Any]) -> DecideConfig:
-    """Return the configuration from plain data (values by field name, as in a ledger record). Absent fields take their default."""
+    """Return the configuration from plain data: values by field name, as in a record of the ledger (decision log).
+
+    Absent fields take their default.
+    """
     fields = {
         key: value for key, value in plain.items() if key != "baseline"
     }  # a key in ledgers of versions in which policies had no parameters

@@ -68,7 +68,7 @@ class Reason(StrEnum):
         BACKLOG_ABOVE_SLO: The queued prompt tokens take longer to compute than the TTFT target or a start-up allows.
         REQUESTS_REJECTED: Requests were rejected, or timed out in the queue.
         SERVED_LATE: Requests missed their latency targets, and the planner's latency model does not explain why; one
-            replica is added on trial.
+            replica is added on trial, to find out whether it reduces late requests.
         SPARE_CAPACITY: One replica fewer is enough.
         WITHIN_CAPACITY: The replicas match the demand.
         ONE_FEWER_TOO_FEW: No scale-down, because the remaining workers could not take the load.
@@ -187,13 +187,13 @@ class Decision:
     """One decision of the planner: the changes of all roles.
 
     Attributes:
-        id: Name such as ``d000012``; unique within a ledger.
+        id: Name such as ``d000012``; unique within a ledger (decision log).
         at_s: Time of the decision, in simulated seconds.
         no_operation: Whether the planner runs in no-operation mode: the decision is recorded but not carried out.
         roles: Decisions of the roles, in the order in which they are carried out. Empty if nothing could be observed.
         gpus: GPUs held by existing workers, draining ones included.
-        gpus_after: ``gpus`` plus the GPUs that this decision adds. A scale-down does not lower it, because its GPUs
-            are free only after the drain.
+        gpus_after: ``gpus`` plus the GPUs that this decision adds. A scale-down does not lower it, because its GPUs are
+            free only after the drain.
         max_gpu_budget: GPU budget that applied; None if there was no limit.
         switched: Number of workers that change from the shrinking role to the growing role without a restart. Both
             roles then change by this number, as one request to the backend. 0 if workers are started and stopped
@@ -314,7 +314,9 @@ class RoleProposal:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Result of a policy: the change that it proposes for each role. `pipeline.decide` then applies the rules (bounds, budget) and makes the decision.
+    """Result of a policy: the replica change that it proposes for each role.
+
+    `pipeline.decide` then applies the rules (bounds, budget) to it and makes the decision.
 
     Attributes:
         proposals: One proposal per role of the newest metrics scrape.

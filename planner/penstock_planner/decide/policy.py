@@ -70,7 +70,10 @@ BASELINES = "penstock.planner_baselines"
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return the names of all installed planner policies: first those that a manifest can select, then those that are only for comparison."""
+    """Return the names of all installed planner policies.
+
+    The policies that a manifest can select come first, then those that are only for comparison.
+    """
     return (*registered(POLICIES), *registered(BASELINES))
 
 

@@ -31,7 +31,7 @@ class PolicyState:
         """Return this class's part of the planner's learned state; one with the defaults if there is none.
 
         Args:
-            learned: Learned state as a decision left it, or as it was read from a ledger.
+            learned: Learned state as a decision left it, or as it was read from a ledger (decision log).
 
         Raises:
             AttributeError, TypeError, ValueError: The stored data does not have the form of this class.
@@ -127,7 +127,10 @@ class PlannerState:
     interval_s: float | None = None
 
     def of(self, role: Role) -> RoleState:
-        """Return the state of a role between decisions (pending scale-up, back-off and so on); the default if the role has none yet."""
+        """Return the state of a role between decisions, such as its pending scale-up and back-off.
+
+        Returns the default if the role has none yet.
+        """
         return self.roles.get(role, _BLANK)
 
 
@@ -135,7 +138,7 @@ _BLANK = RoleState()
 
 
 def learned_by(*states: PolicyState) -> dict[str, PolicyState]:
-    """Return learned states by the key under which a ledger stores them."""
+    """Return learned states by the key (`KEY` of their class) under which a ledger (decision log) stores them."""
     return {each.KEY: each for each in states}
 
 

@@ -122,11 +122,20 @@ class PullBackoff:
     why: str = ""
 
     def is_pausing(self, now_s: float) -> bool:
-        """Return whether the source or page must not be queried at ``now_s`` (real monotonic seconds), because the pause after its last failure has not ended."""
+        """Return whether the source or page must not be queried now, because the pause after its last failure has not ended.
+
+        Args:
+            now_s: Present time, in real monotonic seconds.
+        """
         return now_s < self.retry_at_s
 
     def failed(self, why: str, now_s: float) -> None:
-        """Count a failure of the source or page at ``now_s`` (real monotonic seconds) with the error ``why``, and start the next, longer pause."""
+        """Count one more failure of the source or page, and start the next pause, which is longer than the last one.
+
+        Args:
+            why: Error of the failure.
+            now_s: Present time, in real monotonic seconds.
+        """
         self.failures += 1
         self.retry_at_s = now_s + PAUSES.pause_s(self.failures)
         self.why = why
@@ -277,7 +286,9 @@ class SourceChain:
         self._serving = sources[0].name
 
     async def read(self, query: Query) -> Readings:
-        """Return a reading for each value in the query, from the first source that has the value; never raises because a source failed.
+        """Return a reading for each value in the query, from the first source that has the value.
+
+        Never raises because a source failed.
 
         The demand (requests at the routers) is taken from the first source that knows the demand. A source that cannot
         provide demand is not queried if only the demand is missing.

@@ -78,7 +78,10 @@ class PageCounts:
     started_s: float | None = field(default=None, kw_only=True)
 
     def follows(self, before: PageCounts) -> bool:
-        """Return whether ``before`` is an earlier metrics page of the same process, so that the counters were not reset in between."""
+        """Return whether ``before`` is an earlier metrics page of the same process.
+
+        If it is, the counters were not reset in between, and their differences are meaningful.
+        """
         return self.started_s == before.started_s and all(
             count >= before.counters[name] for name, count in self.counters.items()
         )

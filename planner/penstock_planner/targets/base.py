@@ -30,7 +30,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class TargetState:
-    """Snapshot of the backend at one time, which the planner's core receives at each tick.
+    """Snapshot of the backend at one time, which the planner's core receives at each tick (metrics scrape).
 
     Attributes:
         pools: Replica counts by role, for the worker roles that the graph has.
@@ -77,9 +77,10 @@ class Target(Protocol):
         ...
 
     async def scale(self, role: Role, replicas: int, *, decision_id: str) -> None:
-        """Set the desired number of replicas of ``role``; returns when the number is recorded, before the replicas are ready or removed.
+        """Set the desired number of replicas of ``role``.
 
-        Repeated calls with the same number do nothing.
+        Returns when the number is recorded, before the replicas are ready or removed. Repeated calls with the same
+        number do nothing.
 
         Args:
             role: Role to scale.

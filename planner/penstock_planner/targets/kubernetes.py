@@ -96,7 +96,10 @@ def services_of(graph: GraphDeployment) -> dict[Role, ScaledService]:
 
 
 class KubernetesTarget:
-    """Backend on Kubernetes for one GraphDeployment: observes watched pods, and scales by writing the /scale subresource of ScalingAdapters."""
+    """Backend on Kubernetes for one GraphDeployment.
+
+    It counts the watched pods of the graph, and scales by writing the /scale subresource of ScalingAdapters.
+    """
 
     def __init__(
         self,

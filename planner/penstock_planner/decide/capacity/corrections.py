@@ -70,7 +70,7 @@ Chosen: chance rarely exceeds it, and a swing of minutes soon does."""
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Correction of one figure of the profile, such as the prefill time: the observed duration divided by the one that the performance profile predicts.
+    """Correction of one figure of a performance profile, such as the prefill time: the observed divided by the profiled duration.
 
     Both durations lose weight with a time constant of 2 minutes (`FORGET_S`), and start with 20 s each.
 
@@ -198,9 +198,9 @@ class SlaMemory(PolicyState):
 
     @property
     def context(self) -> float | None:
-        """Return the mean number of tokens that a request holds in the KV cache while it is decoded; None before any request was observed.
+        """Return the mean number of tokens that a request holds in the KV cache while it is decoded.
 
-        It is the prompt plus half of the answer.
+        It is the prompt plus half of the answer. Returns None before any request was observed.
         """
         isl = self.isl
         return None if isl is None else isl + (self.osl or 0.0) / 2.0

@@ -66,7 +66,7 @@ class KvView:
 
     @property
     def kept_load(self) -> float:
-        """Return the KV usage for which the workers of the role must keep room, summed over all of these workers (1.0 for one full worker).
+        """Return the KV usage for which the workers of a role must keep room, summed over these workers (1.0 for a full one).
 
         It is the observed usage plus its standard error.
         """

@@ -68,7 +68,7 @@ class ObservedWorkers:
 
     @property
     def sigmas_ahead(self) -> float:
-        """Return the number of standard errors added to the demand forecast when it is decided whether a pool (the workers of one role) grows."""
+        """Return the number of standard errors that are added to the demand forecast before a role grows."""
         return AHEAD_SIGMAS
 
     @property
@@ -119,7 +119,9 @@ class ObservedWorkers:
         return None
 
     def busy_most(self, role: Role, workers: int) -> float:
-        """Return the fraction of a pool's throughput that demand can fill before the pool (the workers of one role) grows, in (0, 1].
+        """Return the fraction of a pool's throughput that demand can fill before the pool grows, in (0, 1].
+
+        A pool is the workers of one role.
 
         Args:
             role: Role of the pool.

@@ -87,7 +87,9 @@ class ProfiledAnswers:
         return workers * min(LOAD_MOST, crowded * share)
 
     def itl_with(self, workers: int) -> float:
-        """Return the expected ITL with ``workers`` workers, in seconds, at the SLO's percentile (such as the 99th) of requests in flight.
+        """Return the expected ITL with ``workers`` workers, in seconds, at the SLO's percentile (such as the 99th) of concurrency.
+
+        Concurrency is the number of requests in flight at a worker.
 
         Infinite if the workers cannot keep up. The formula is for requests in flight that are Poisson distributed, as
         they are with Poisson arrivals, and evenly spread over the workers.
@@ -147,7 +149,9 @@ Chosen: a prompt that alone needs more is late with almost any number of workers
 
 @dataclass(frozen=True, slots=True)
 class ProfiledWorkers:
-    """Throughput and latencies of workers by a performance profile, multiplied by learned corrections (observed divided by profiled value): a `WorkerModel`.
+    """Throughput and latencies of workers by a performance profile with learned corrections: a `WorkerModel`.
+
+    A correction is a factor, the observed value divided by the value of the profile.
 
     Until enough requests were observed, throughput and limits are those of mode adaptive, learned from observations
     alone.
@@ -189,7 +193,7 @@ class ProfiledWorkers:
 
     @property
     def sigmas_ahead(self) -> float:
-        """Return the number of standard errors added to the demand forecast when it is decided whether a pool (the workers of one role) grows."""
+        """Return the number of standard errors that are added to the demand forecast before a role grows."""
         return AHEAD_SIGMAS if self.knows_waits else OBSERVED.sigmas_ahead
 
     @property

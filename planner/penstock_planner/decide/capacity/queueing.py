@@ -29,8 +29,8 @@ def queue_of(role: Role, workers: int, load: float) -> tuple[int, float]:
 
     Args:
         role: Prefill or aggregated.
-        workers: Number of workers of the pool, >= 1.
-        load: Load of the whole pool, in erlangs (arrivals per second times seconds of service).
+        workers: Number of workers of the role, >= 1.
+        load: Load of all these workers together, in erlangs (arrivals per second times seconds of service).
     """
     return (1, load / workers) if role is Role.AGGREGATED else (workers, load)
 

@@ -123,7 +123,10 @@ class Work:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Return the observed prompt tokens/s of one worker while it computes; None until 6 worker-seconds (`LEAST_BUSY_S`) were observed."""
+        """Return the observed prompt tokens/s of one worker while it computes.
+
+        Returns None until 6 worker-seconds (`LEAST_BUSY_S`) were observed.
+        """
         return (
             self.done_tokens / self.busy_s if self.busy_s >= LEAST_BUSY_S and self.done_tokens > 0 else None
         )

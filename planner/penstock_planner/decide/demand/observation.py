@@ -17,7 +17,7 @@ SHOWN_REASONS = 3
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Replica counts of one role (its "pool") at one pull. `TargetState.pools` has the same counts.
+    """Replica counts of one role (its "pool") at one pull (metrics scrape). `TargetState.pools` has the same counts.
 
     Attributes:
         ready: Number of replicas that serve requests.
@@ -118,7 +118,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
-    """Values of one gauge at one pull, summed over the decode (or aggregated) workers.
+    """Values of one gauge at one pull (metrics scrape), summed over the decode (or aggregated) workers.
 
     Attributes:
         total: Sum of the fresh values: fractions for KV usage, numbers of requests for waiting requests.
@@ -148,7 +148,7 @@ NO_WORKERS = WorkerSummary(0.0, 0, 0, None, "", "")
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """One scrape of all metrics, as decisions use it and as the ledger records it.
+    """One scrape of all metrics, as decisions use it and as the ledger (the decision log) records it.
 
     Attributes:
         at_s: Time of the scrape, in simulated seconds.
@@ -159,8 +159,8 @@ class Pull:
         worker_waiting: Number of requests that wait inside the decode (or aggregated) workers; None if no source
             reports it.
         wall_s: Unix time of the scrape, real seconds. None if the configuration needs no wall-clock times.
-        watched: Replicas by role of the fleet that something else scales, in shadow mode, where ``pools`` are those that
-            the planner would have. Decisions do not use it. None in other modes.
+        watched: Replicas by role of the fleet that something else scales, in shadow mode, where ``pools`` are those
+            that the planner would have. Decisions do not use it. None in other modes.
     """
 
     at_s: float
@@ -174,7 +174,10 @@ class Pull:
 
     @property
     def queue_per_worker(self) -> float | None:
-        """Return the number of requests that wait for prefill, per ready prefill worker. None if the queue is unknown or no worker is ready."""
+        """Return the number of requests that wait for prefill, per ready prefill worker.
+
+        Returns None if the queue is unknown or no worker is ready.
+        """
         prefill = self.pools.get(Role.PREFILL)
         if self.queue is None or self.queue.value is None or not self.queue.is_known:
             return None

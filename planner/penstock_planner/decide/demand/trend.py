@@ -90,7 +90,9 @@ class Trend:
         return Trend(first, second, noise, min(seen_s, 100.0 * tau_s))
 
     def forecast(self, horizon_s: float, tau_s: float) -> TrendForecast:
-        """Return the forecast: the present value, the predicted value, and the standard error of the predicted value; both values are at least 0.
+        """Return the forecast: the present value, the predicted value, and the standard error of the predicted value.
+
+        Both values are at least 0.
 
         The slope is extrapolated at most over ``tau_s`` and at most over the time observed so far; after that the
         prediction stays constant. When it was extrapolated over six times ``tau_s``, a sine of ten minutes requested

@@ -78,7 +78,9 @@ class WeekRecord:
     sum_xy: float = 0.0
 
     def confidence(self, scale: float) -> float:
-        """Return the confidence in the record, >= 0: about the fraction of the predicted jumps that occurred. 0 before any prediction.
+        """Return the confidence in the record, >= 0: about the fraction of the predicted jumps of demand that occurred.
+
+        The confidence is 0 before any prediction.
 
         Args:
             scale: Size of the jump that is predicted now, in requests/s. To be careful, half of a jump of this size
@@ -88,7 +90,7 @@ class WeekRecord:
         return max(0.0, self.sum_xy / against) if against else 0.0
 
     def ended(self, said: float | None, before: float | None, observed: float) -> WeekRecord:
-        """Return the record after a slot (a quarter of an hour) has ended, updated with how well the demand of this slot was predicted.
+        """Return the record after a slot (a quarter of an hour), updated with how well the demand of this slot was predicted.
 
         Args:
             said: Demand that the record held for this slot from an earlier day, in requests/s; None if unknown.

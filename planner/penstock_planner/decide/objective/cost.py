@@ -89,7 +89,7 @@ def chosen(known: Hindsight, objective: Objective) -> Hindsight:
 
 
 def cost_of(fleets: ShadowFleets, floor_index: int, objective: Objective) -> float:
-    """Return the cost of a simulated fleet in GPU-seconds: the GPU-seconds of the fleet's replicas, plus the price of the requests that it served late.
+    """Return the cost of a simulated fleet in GPU-seconds: what its replicas use, plus the price of the requests it served late.
 
     Args:
         fleets: Simulated fleets that start replicas in the same way.

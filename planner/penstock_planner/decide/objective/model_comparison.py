@@ -110,9 +110,10 @@ class ModelComparison:
 
     @property
     def predicted_in_time(self) -> float | None:
-        """Return the fraction of about the last half hour's arrivals that the planner's latency model predicts to meet the TTFT target.
+        """Return the fraction of requests in about the last half hour that the latency model predicts to meet the TTFT target.
 
-        The prediction is for the replicas that were really there. Returns None if nothing arrived.
+        The latency model of the planner simulates how many requests the workers serve late. The prediction is for the
+        replicas that were really there. Returns None if nothing arrived.
         """
         return max(0.0, 1.0 - self.predicted_late / self.arrived) if self.arrived > 0 else None
 
@@ -185,7 +186,10 @@ class ModelComparison:
         )
 
     def in_words(self) -> str:
-        """Return the observed and the predicted fraction of requests that met the TTFT target, in words; empty if either is unknown."""
+        """Return the observed and the predicted fraction of requests that met the TTFT target, in words.
+
+        Empty if either is unknown.
+        """
         served, predicted = self.in_time, self.predicted_in_time
         if served is None or predicted is None:
             return ""

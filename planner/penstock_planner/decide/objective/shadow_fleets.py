@@ -50,7 +50,9 @@ SIZES_MOST = 64
 
 
 class Growth(StrEnum):
-    """When a role's fleet (the real one or one that the planner simulates) starts a replica above its floor, the minimum number of replicas.
+    """When a fleet of one role starts a replica above its floor, the minimum number of replicas that it keeps.
+
+    The fleet is the real one, or one that the planner simulates.
 
     Attributes:
         IMMEDIATE: As soon as demand needs the replica.

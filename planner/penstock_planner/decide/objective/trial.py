@@ -134,7 +134,7 @@ class Trial:
         return float(HOLDS_S * 2 ** max(0, min(self.failed_trials, MAX_FAILED_TRIALS) - 1))
 
     def is_late(self, allowed: float) -> bool:
-        """Return whether the number of late requests exceeds the number that the planner predicted by significantly more than allowed.
+        """Return whether the late requests beyond the number that the planner predicted are significantly more than allowed.
 
         Late means over the TTFT target, or for the role that decodes also over the ITL target. The planner's latency
         model predicts how many requests are late for lack of workers. The excess is significant if it exceeds the
@@ -198,7 +198,9 @@ class Trial:
         return replace(self, age_s=age_s)
 
     def judged(self) -> Trial:
-        """Return the record with the trial's result, if at least 100 requests (`ENOUGH`) were served with the replica on trial.
+        """Return the record with the result of the trial, if at least 100 requests (`ENOUGH`) were served with the added replica.
+
+        A trial is one more replica, to find out whether it reduces late requests.
 
         The replica helped if the fraction of requests that were late beyond the planner's prediction has at least
         halved. If the load has also at least halved, there is no result, because the lower load may be the reason: the
@@ -223,6 +225,7 @@ class Trial:
 def with_reset_counts(known: Trial) -> Trial:
     """Return a copy of a role's trial record in which the counts of served and late requests and their time are 0.
 
-    So it counts only from now on. The replica counts and the trial itself are kept.
+    The result counts only from now on. The replica counts and the trial itself (one more replica, to find out whether
+    it reduces late requests) are kept.
     """
     return replace(known, requests=0.0, late=0.0, seen_s=0.0)

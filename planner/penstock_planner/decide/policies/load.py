@@ -78,7 +78,10 @@ class Signal:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every pull (metrics scrape) of the interval had the values of all ready workers. The role can shrink only then."""
+        """Return whether every pull (metrics scrape) of the interval had the values of all ready workers.
+
+        The role can shrink only then.
+        """
         return self.mean is not None and not self.unknown
 
 
@@ -86,7 +89,8 @@ def kv_signal(pulls: Sequence[Pull]) -> Signal:
     """Return the mean KV usage fraction of the ready decode (or aggregated) workers, averaged over the pulls.
 
     A request that waits inside the workers adds 0.02 (`WAITING_KV`) of one worker, and in an aggregated graph so does
-    one that waits in the routers: a saturated pool is busy even if its KV cache is not full. The result can exceed 1.
+    one that waits in the routers: saturated workers are busy even if their KV caches are not full. The result can
+    exceed 1.
 
     A pull (metrics scrape) with a worker of unknown usage gives two numbers: the mean of the known workers, for people,
     and a lower bound in which the unknown ones count as empty, like the Kubernetes HPA does before it scales up. A pull

@@ -189,7 +189,9 @@ class AdaptiveMemory(PolicyState):
         return from_plain(cls, {**plain, "hindsight": kept}, skips_unknown=True)
 
     def is_of(self, learning_identity: str) -> bool:
-        """Return whether the state was learned by a planner with the same identity; also True if either identity is empty (unknown).
+        """Return whether the state was learned by a planner with the same identity.
+
+        Also True if either identity is empty (unknown).
 
         Args:
             learning_identity: Identity that names the present model, engine, profile and time scale.
@@ -205,7 +207,7 @@ class AdaptiveMemory(PolicyState):
         return max((each.seen_s for each in self.hindsight.values()), default=0.0)
 
     def of(self, role: Role) -> RoleMemory:
-        """Return what was observed of one role: its number of ready replicas, its start-up times, and when replicas were last added or removed.
+        """Return what was observed of one role: ready replicas, start-up times, and when replicas were last added or removed.
 
         Returns a `RoleMemory` with default values (nothing observed yet) if the role has no entry.
         """
@@ -243,10 +245,11 @@ class AdaptiveMemory(PolicyState):
         return self.known_startup_s(role) if is_known else self.half_timeout_s
 
     def known_startup_s(self, role: Role) -> float:
-        """Return the observed start-up time of a role in simulated seconds; if there is none, another role's, the stated one, or 30 s.
+        """Return the best known start-up time of a role, in simulated seconds.
 
-        These three are tried in this order. The stated one is in the manifest; 30 s is `STARTUP_S`. Starts in progress
-        do not count, because a start that hangs is not a reason to keep replicas longer.
+        It is the first of these that is known: the observed one of the role, the observed one of another role, the one
+        that the manifest states. If none is known, it is 30 s (`STARTUP_S`). Starts in progress do not count, because a
+        start that hangs is not a reason to keep replicas longer.
         """
         known = self.of(role).startup_s
         if known is not None:

@@ -17,7 +17,9 @@ from penstock_planner.decide.policies.adaptive.rules import Case
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Formats simulated times for people: as wall clock time if the newest metrics scrape has it, else relative to the present time.
+    """Formats simulated times for people: as wall-clock time if it is known, else relative to the present time.
+
+    The wall-clock time is known if the newest metrics scrape has it.
 
     Attributes:
         now_s: Present time, in simulated seconds.

@@ -154,7 +154,9 @@ def replicas_to_add(case: Case, most: int) -> int:
 
 
 def shrink_findings(case: Case) -> list[RoleFinding]:
-    """Return the result of each condition for removing one replica, with an explanation. The role shrinks only if all conditions are met.
+    """Return the result of each condition for removing one replica, with an explanation.
+
+    The role shrinks only if all conditions are met.
 
     Args:
         case: Input of the role's rules, such as replica counts and demand.
@@ -172,7 +174,7 @@ def shrink_findings(case: Case) -> list[RoleFinding]:
 
 
 def workers_needed(case: Case) -> float | None:
-    """Return the number of workers, a fraction such as 2.4, that the expected demand needs; a pool with fewer workers must grow.
+    """Return the number of workers, a fraction such as 2.4, that the expected demand needs; a role with fewer workers must grow.
 
     Returns None if a worker's throughput is unknown, or for decode if no worker is ready.
 
@@ -481,7 +483,8 @@ def _kept_rate(work: WorkView, sigmas: float) -> float:
 def is_enough(case: Case, workers: int) -> bool:
     """Return whether demand alone needs at most ``workers`` replicas.
 
-    Learned floors (minimum numbers of replicas) and replicas on trial are not taken into account.
+    Learned floors (minimum numbers of replicas) and replicas on trial (added to find out whether they reduce late
+    requests) are not taken into account.
 
     False for 0 workers while there is demand. ``workers`` must be less than the present number of replicas.
 
@@ -501,7 +504,8 @@ def is_enough(case: Case, workers: int) -> bool:
 def needed(case: Case) -> int:
     """Return the number of replicas that demand alone needs.
 
-    Learned floors (minimum numbers of replicas) and replicas on trial are not taken into account.
+    Learned floors (minimum numbers of replicas) and replicas on trial (added to find out whether they reduce late
+    requests) are not taken into account.
 
     The result is from 1 to the present number of replicas, which it does not exceed even if demand needs more.
 

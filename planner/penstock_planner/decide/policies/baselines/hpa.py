@@ -41,7 +41,9 @@ UP_PODS, UP_FACTOR = 4, 2
 
 @dataclass(frozen=True, slots=True)
 class HpaParameters:
-    """Targets of a Kubernetes HorizontalPodAutoscaler (HPA), each per replica. None means that the HPA does not scale on this metric.
+    """Targets of a Kubernetes HorizontalPodAutoscaler (HPA), each per replica.
+
+    None means that the HPA does not scale on this metric.
 
     If all targets are None, the HPA never changes the replicas.
 

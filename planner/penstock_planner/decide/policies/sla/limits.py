@@ -60,10 +60,10 @@ class Projection:
     speed: float
 
     def needed(self, role: Role) -> int:
-        """Return the minimum number of replicas of a role that meet the latency targets and have room in the KV cache, from 1 to 1000.
+        """Return the minimum number of replicas of a role that meet the latency targets and have room in the KV cache.
 
-        The workers' throughput and latencies are those of the performance profile, multiplied by the learned ratio of
-        observed to profiled values.
+        The result is from 1 to 1000. The workers' throughput and latencies are those of the performance profile,
+        multiplied by the learned ratio of observed to profiled values.
 
         The maximum is `REPLICAS_MOST`; it is also returned if no number is enough.
         """
@@ -74,7 +74,7 @@ class Projection:
         return counts.start + bisect_left(counts, True, key=holds)
 
     def steps(self, role: Role, replicas: int) -> tuple[Step, ...]:
-        """Return one record for the decision: the number of replicas that meet the latency targets according to the performance profile.
+        """Return one record for the decision: the number of replicas that meet the latency targets by the performance profile.
 
         Returns an empty tuple if too little was observed to use the profile for the role.
 
