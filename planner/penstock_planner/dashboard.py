@@ -166,7 +166,9 @@ class Dashboard:
             self._write(lambda: self._write_memory(view))
 
     def fill(self, former: FormerRuns, changes: Sequence[FormerChange], view: PlannerView) -> None:
-        """Show the history of earlier runs in the text and the pictures of this run. Call this before the first `tick`.
+        """Load the history of earlier runs, so that the text and the pictures of this run show it too.
+
+        Call this before the first `tick`.
 
         Args:
             former: Records of the earlier runs.

@@ -116,7 +116,12 @@ class Observers:
         self._notify(lambda observer: observer.tick(view))
 
     def decided(self, decision: Decision, view: PlannerView) -> None:
-        """Notify all observers of a decision that was recorded and is not carried out yet."""
+        """Notify all observers of a decision.
+
+        Args:
+            decision: The decision, which is recorded and not carried out yet.
+            view: State of the planner at the newest tick (metrics scrape).
+        """
         self._notify(lambda observer: observer.decided(decision, view))
 
     def _notify(self, call: Callable[[Observer], None]) -> None:

@@ -56,7 +56,10 @@ class ProfileError(ConfigError):
 
 
 class ConfigMapProfiles:
-    """Reads the performance profiles of all graphs of one process, from ConfigMaps or computed from simulated engines."""
+    """Reads the performance profiles of all graphs of one process, from ConfigMaps.
+
+    The profile of a graph with simulated engines that names no ConfigMap is computed from these engines.
+    """
 
     def __init__(
         self, client: KubeClient, *, overrides: Mapping[str, Any], engine_profile: EngineProfile

@@ -95,7 +95,7 @@ class Switch:
 
     @property
     def changes(self) -> tuple[ReplicaChange, ...]:
-        """Return the replica changes of both roles, that of the shrinking role first."""
+        """Return the replica changes of both roles: (change of the shrinking role, change of the growing role)."""
         return (self.giver, self.taker)
 
 

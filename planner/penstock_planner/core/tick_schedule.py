@@ -116,7 +116,7 @@ class TickSchedule:
         return max(tick + 1, math.ceil((now_s - start_s) / self.pull_s - 1e-9))
 
     def next_interval(self, start_s: float, interval_s: float) -> TickSchedule:
-        """Return the schedule of the next interval, which starts at ``start_s`` and is decided ``interval_s`` later.
+        """Return the schedule of the next interval, which starts at ``start_s`` and whose decision is made ``interval_s`` later.
 
         Both are simulated seconds. If an adjustment (replicas that start or drain) prevents decisions now, it also
         prevents decisions in the next interval.

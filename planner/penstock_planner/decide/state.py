@@ -145,7 +145,8 @@ def learned_by(*states: PolicyState) -> dict[str, PolicyState]:
 def for_other_graph(known: Learned, kinds: Sequence[type[PolicyState]]) -> Learned:
     """Return the part of a planner's learned state with which the planner of another graph can start.
 
-    Traffic and replicas of this graph are dropped, and the learned state of other policies.
+    The traffic and the replicas of this graph are left out, and so is the learned state of policies other than the
+    present one.
 
     Args:
         known: Learned state of a planner.

@@ -67,7 +67,8 @@ class Readings:
     Attributes:
         kv: KV usage, 0-1, by worker name, for exactly the workers in `Query.kv_workers`.
         queue: Number of requests that wait for prefill.
-        queue_is_complete: Whether the queue includes requests that wait in routers, which a source that reads only workers does not see.
+        queue_is_complete: Whether ``queue`` includes requests that wait in routers, which a source that reads only
+            workers does not see.
         demand: Demand at the routers since the last read; None if unknown, or if the source cannot know it.
         worker_waiting: Number of requests that wait inside each decode or aggregated worker, by worker name; None if
             the source does not provide it.

@@ -25,8 +25,8 @@ POOL: Final = "pool"
 def bid(proposals: Proposals, facts: Facts) -> Proposals:
     """Return the proposals with the bid of each role added: the number of replicas that the role requests from the GPU pool.
 
-    Returns the proposals unchanged if the graph is in no GPU pool. This rule comes before the rules that reduce the
-    proposals.
+    Returns the proposals unchanged if the graph is in no GPU pool. This rule is applied before the rules that reduce
+    the proposals, so that the request does not depend on the available GPUs.
 
     Args:
         proposals: Proposed changes of all roles.
