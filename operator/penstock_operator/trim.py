@@ -151,7 +151,11 @@ def _without_heartbeats(condition: Mapping[str, Any]) -> Object:
 
 
 def is_posted(entry: Mapping[str, Any]) -> bool:
-    """Return whether ``entry``, one of an object's ``managedFields``, records that the operator created the object by a POST."""
+    """Return whether ``entry``, one of an object's ``managedFields``, records that the operator created the object by a POST.
+
+    The operator writes later changes by server-side apply; it has to transfer the fields of such an entry to it, so
+    that fields that are no longer desired are removed.
+    """
     if entry.get("operation") != "Update" or entry.get("subresource"):
         return False
     manager = entry.get("manager")

@@ -32,7 +32,11 @@ _TEMPLATES: Final = {DEPLOYMENT.kind: "template", LEADER_WORKER_SET.kind: "leade
 
 
 def with_template_digest(workload: Object) -> Object:
-    """Return a desired workload (Deployment, LeaderWorkerSet) with a digest of its pod template as annotation; other objects unchanged."""
+    """Return a desired workload (Deployment, LeaderWorkerSet) with a digest of its pod template as annotation.
+
+    By the digest, `template_changed` finds out whether a write would start a rollout. Other objects are returned
+    unchanged.
+    """
     if workload["kind"] not in WORKLOADS:
         return workload
     template = workload["spec"][_TEMPLATES[workload["kind"]]]
@@ -60,6 +64,9 @@ def with_generations(
     wanted: Iterable[Object], live: Mapping[tuple[str, str], Object], rolling: Collection[str]
 ) -> list[Object]:
     """Return the desired objects; each workload is annotated with the generation that introduces its pod template.
+
+    By this annotation, a later reconcile can tell a rollout from a change of the number of replicas, which also
+    increases the generation.
 
     Args:
         wanted: Desired objects; workloads with the digest of their pod template, from `with_template_digest`.

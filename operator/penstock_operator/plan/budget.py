@@ -70,7 +70,7 @@ class Unit:
 
 
 def units(pods: Iterable[PodView]) -> list[Unit]:
-    """Return the replicas that ``pods`` form: one per pod of a Deployment, one per LeaderWorkerSet group."""
+    """Return the replicas that ``pods`` form: one per pod of a Deployment, and one per LeaderWorkerSet group of several pods."""
     found: dict[tuple[str, str], Unit] = {}
     for pod in pods:
         key = (pod.service, f"group {pod.group}" if pod.group else f"pod {pod.uid}")

@@ -24,7 +24,7 @@ def replicas_to_keep(
     *,
     routers_behind: bool,
 ) -> int:
-    """Return how many replicas must remain for now of a workload that the graph's specification no longer contains.
+    """Return how many replicas of a workload must remain for now, although the graph's specification no longer has its service.
 
     They serve requests until the services that take their place can serve.
 

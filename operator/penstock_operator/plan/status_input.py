@@ -284,7 +284,7 @@ def _service(
 def observed_status_input(
     raw: Mapping[str, Any], pods: Iterable[PodView], *, failure: Failure | None = None, deleting: str = ""
 ) -> StatusInput:
-    """Return the facts for the status of an invalid or deleted graph, derived from its pods alone.
+    """Return the facts from which the status of an invalid or deleted graph is computed, derived from its pods alone.
 
     The services are those named in the labels of the graph's pods, and the target of each service is the number of its
     existing replicas. Pods without a service name or with an unknown role are ignored. The number of updated replicas

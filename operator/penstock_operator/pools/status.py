@@ -158,10 +158,10 @@ def problems_of(observed: PoolObservation, found: PoolShares) -> Iterator[str]:
 
 
 def needed_by_namespace(observed: PoolObservation, total: int) -> Mapping[str, int]:
-    """Return how many GPUs the ResourceQuotas of each namespace must allow, by namespace; ``total`` is the pool's number of GPUs.
+    """Return how many GPUs the ResourceQuotas of each namespace must allow, by namespace.
 
-    For a GpuPool that is ``total``; for a ClusterGpuPool, the GPUs guaranteed to graphs in that namespace. ``observed``
-    is the pool with its graphs.
+    For a GpuPool the number is ``total``, the number of GPUs of the pool; for a ClusterGpuPool it is the number of
+    GPUs guaranteed to the graphs in the namespace. ``observed`` is the pool with its graphs.
     """
     if not isinstance(observed.pool, ClusterGpuPool):
         return {observed.pool.metadata.namespace or "": total}

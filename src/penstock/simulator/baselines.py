@@ -21,9 +21,9 @@ from penstock_planner.options import join
 def configured(config: DecideConfig, mode: str, pools: Sequence[PoolSpec]) -> DecideConfig:
     """Return a copy of ``config`` in which the planner scales by the policy ``mode``.
 
-    Parameters of the policy that ``config`` lacks, and the latency profile if the policy needs one, are those of the worker pools.
-    The schedule of an oracle mode (a reference that knows every arrival in advance) is not included:
-    `oracle_search.with_best_schedule` adds it for each run.
+    If ``config`` has no parameters for the policy, they are derived from the engines of the worker pools, and so is the latency
+    profile if the policy needs one. The schedule of an oracle mode (a reference that knows every arrival in advance) is not
+    included: `oracle_search.with_best_schedule` adds it for each run.
 
     Args:
         config: Planner configuration to start from.

@@ -385,7 +385,10 @@ class RequestPath:
     # -- deaths ---------------------------------------------------------------------------------------
 
     def collect_jobs(self, worker: SimulatedWorker) -> list[Job]:
-        """Return the requests of a worker that dies now, after recording the number of output tokens that their clients have received."""
+        """Return the requests of a worker that dies now, so that the caller can retry them.
+
+        Before that, record for each request how many output tokens the worker had generated, which a retry need not generate.
+        """
         jobs, server, now_s = list(worker.jobs.values()), worker.server, self._now_s()
         for job in jobs:
             job.pending_tokens, job.broken_s = 0, now_s

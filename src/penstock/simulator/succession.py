@@ -67,7 +67,10 @@ class Succession:
             self._kernel.at(at_s, Order.FLEET, self._die, end, apply)
 
     def arrived(self, job: Job) -> None:
-        """Record the arrival of a request (``job``) at the router whose turn it is to receive one."""
+        """Record the arrival of a request (``job``) at one of the routers, which receive requests in turn.
+
+        From now on, a new picker (the router that chooses workers) takes the request over if the present one dies.
+        """
         job.relay = self._relays[job.index % len(self._relays)]
         job.picker_index = len(self.pickers) - 1
         self._open[job.index] = job
@@ -77,7 +80,10 @@ class Succession:
         self._open.pop(job.index, None)
 
     def prefilled(self, job: Job) -> None:
-        """Record that a request's prompt was computed, so that the next picker (router that chooses workers) learns where its prefix is cached."""
+        """Record that a request's prompt was computed, so that a later picker learns at which worker the prompt's prefix is cached.
+
+        The picker is the router that chooses workers.
+        """
         if self._group.picker_deaths_s:
             self._recent.append(job)
 
