@@ -26,8 +26,8 @@ def _open_own(path: str, flags: int) -> int:
 class AccessLog:
     """Writes the access log; lines are buffered, and the router's tick flushes them at least once a second.
 
-    If the log cannot be written (full disk), the failure is reported once and lines are dropped: requests are more
-    important.
+    ``file`` is the open file to which lines are appended. If it cannot be written (full disk), the failure is reported once
+    and lines are dropped: requests are more important.
     """
 
     def __init__(self, file: BinaryIO) -> None:

@@ -110,7 +110,9 @@ class KvAddress(NamedTuple):
 
 
 class KvSubscription:
-    """The subscription to the KV events of one worker process.
+    """The subscription to the KV events (blocks stored in or removed from the cache) of one worker process.
+
+    ``listener`` contains all subscriptions of the router, and ``name`` is the worker's name.
 
     Attributes:
         process: The worker's endpoints and the identifier of its process (`WorkerSpec.incarnation`); together they identify

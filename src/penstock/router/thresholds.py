@@ -175,7 +175,7 @@ def versions_of(state: ThresholdState, sent: KeyVersions) -> KeyVersions:
 class GraphThresholds:
     """One router's copy of the thresholds above which the graph's workers are busy.
 
-    Each change gets a higher version, by which routers recognize newer values.
+    Each change gets a higher version, by which routers recognize newer values. ``admission`` applies the thresholds.
 
     Attributes:
         batch_tokens: Maximum number of tokens per engine step of a worker; None if unknown, so that no threshold can be a

@@ -42,8 +42,8 @@ class PrefillDeflection:
     """Chooses decode workers that compute the prompts of new requests while all prefill workers are behind, for one router.
 
     The prefill workers are behind if each has more prompt tokens to compute than it computes in ``queueSeconds`` at its
-    measured speed. ``batch_tokens`` is the maximum number of tokens of one engine step of a decode worker; None if
-    unknown. All times are in simulated seconds.
+    measured speed. ``config`` contains ``queueSeconds`` and the other limits; ``batch_tokens`` is the maximum number of
+    tokens of one engine step of a decode worker; None if unknown. All times are in simulated seconds.
 
     Attributes:
         total: Number of prompts since the router started that were sent to a decode worker to be computed there.

@@ -146,8 +146,8 @@ class RequestMachine:
     """The state machine of one request, from its admission to its end.
 
     The driver (the code that does the I/O for a request, `penstock.router.proxy.handler`) calls `advance` with the result
-    of the last step, carries out `steps`, then the returned step, and so on until an `End`. All times are in simulated
-    seconds.
+    of the last step, carries out `steps`, then the returned step, and so on until an `End`. ``plan`` contains the stages of
+    the request and its limits, and ``now_s`` returns the current time. All times are in simulated seconds.
 
     Attributes:
         steps: Notifications (steps without a result, such as `ReleaseWorker`) that precede the newest returned step; the driver

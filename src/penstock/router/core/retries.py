@@ -75,7 +75,8 @@ class Assignment(Generic[T]):
     """A request's assignment to a worker, from its dispatch until `RouterCore.release`.
 
     A verdict (`succeeded`, `failed`) is reported to the worker's circuit breaker at once, and only the first one counts.
-    Creating an assignment adds the request to the worker's in-flight counters; `end` subtracts it, exactly once.
+    Creating an assignment, at ``now_s`` in simulated seconds, adds the request to the worker's in-flight counters; `end`
+    subtracts it, exactly once.
 
     Attributes:
         item: The request.
@@ -358,8 +359,8 @@ at a fraction of 0.2-0.3, and past traffic does not pay for more."""
 class RetryBudget:
     """Retry budget with two token buckets: each request adds a fraction of a retry, and each second adds a constant (the floor).
 
-    ``config`` contains both rates. Over a long time, retries are at most ``budget_fraction`` of the requests plus
-    ``min_per_second`` per simulated second.
+    ``config`` contains both rates, and ``now_s`` is the time of creation in simulated seconds. Over a long time, retries are
+    at most ``budget_fraction`` of the requests plus ``min_per_second`` per simulated second.
     """
 
     def __init__(self, config: RetriesConfig, now_s: float) -> None:
@@ -452,7 +453,8 @@ class RequestTries:
 class RetryRules:
     """Decides about retries, and settles unproven failures, for all requests of one router.
 
-    A failure is unproven if it may be the request's fault instead of the worker's. ``now_s`` is the time of creation in
+    A failure is unproven if it may be the request's fault instead of the worker's. ``pool`` contains all workers, ``config``
+    the limits on retries; ``now_s`` is the time of creation in
     simulated seconds; the retry budget starts then.
     """
 

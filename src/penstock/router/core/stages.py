@@ -21,7 +21,8 @@ T = TypeVar("T")
 class Stages(Generic[T]):
     """The stages of one router, each with the workers of one role: prefill then decode, or aggregated alone.
 
-    All times are in simulated seconds.
+    ``pool`` contains all workers; ``queues`` and ``busy`` contain, for each role, the dispatch queue, and which workers are
+    above a threshold. All times are in simulated seconds.
 
     Attributes:
         entry: Role of the first stage.

@@ -227,7 +227,7 @@ class TierControl:
     """Decides by tier which requests are shed (rejected) or held back (not dispatched for now), and counts requests by tier.
 
     A stage is the set of workers of one role that requests pass: the first stage is prefill or aggregated, the second decode.
-    All times are in simulated seconds.
+    ``tiers`` contains the tiers' targets and shares, and ``roles`` the roles of the stages. All times are in simulated seconds.
 
     Attributes:
         monitor: SLO attainment of the tiers; decides which tiers are shed.

@@ -358,7 +358,9 @@ class Worker(WorkerLoad):
 class WorkerPool:
     """All workers by name: the present ones, which discovery lists, and those that it removed while they had requests.
 
-    Iteration yields the present workers. All times are in simulated seconds.
+    Iteration yields the present workers. ``breaker`` contains the settings of their circuit breakers; ``is_supervised`` says
+    that something outside the router restarts workers; ``record`` is called with each change of a worker, for the log. All
+    times are in simulated seconds.
 
     Attributes:
         versions_differ: Whether workers have reported different engine versions, so that some pairs of prefill and decode

@@ -48,8 +48,17 @@ class Prompt(_Struct):
     """A request as routing policies see it, in the form in which routers send it to each other.
 
     Attributes:
-        keys: Prefix keys, 8 bytes each. The other fields have the names and meanings of the fields of `Arrival`, such as
-            ``tokens``, the number of prompt tokens, and ``avoid``, the workers to avoid.
+        keys: Prefix keys (one per block of the prompt, by which common prefixes are recognized), 8 bytes each.
+        tokens: Number of prompt tokens, known or estimated.
+        avoid: Names of workers that have failed the request or are busy; chosen only if there is no other worker.
+        block_tokens: Number of prompt tokens per block.
+        sub_block_keys: Number of keys that together represent a complete first block.
+        session: Identifier by which the client groups requests into a session; empty if it gives none.
+        is_non_streaming: Whether the response arrives in one piece.
+        tier: Tier of the request.
+        tenant: Identifier of the tenant; empty if there is none.
+        is_continuation: Whether the request resumes a stream whose first part the client has received.
+        alone_at: Roles on whose workers the request must run alone, because it is suspected of crashing workers.
     """
 
     keys: Keys

@@ -73,6 +73,8 @@ class RelayedRequest:
 class Session:
     """A connection of another router to this one, whose requests this router serves as the picker.
 
+    The picker is the router that chooses the workers for all routers of the graph.
+
     Attributes:
         server: Object that has all connections of other routers.
         requests: Requests of the router that wait or run, by number.

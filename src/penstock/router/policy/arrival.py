@@ -166,9 +166,9 @@ class Lane(Generic[T]):
         self._late_turns = 0
 
     def lower_tokens(self, rank: int) -> int:  # noqa: ARG002 - one lane has no tiers
-        """Return 0: without tiers, no waiting request belongs to a lower tier, before which another request would be served.
+        """Return 0, the number of uncached tokens of waiting requests of lower tiers: without tiers, there are no such requests.
 
-        ``rank`` is the rank of the other request's tier, and not used here; with tiers, `TierQueue` returns their tokens.
+        ``rank`` is the rank of a tier (0 is the highest), and not used here.
         """
         return 0
 

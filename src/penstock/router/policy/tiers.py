@@ -76,8 +76,8 @@ def effective_priority(tiers: TiersConfig, tier: Tier, waited_s: float) -> float
 
     It falls with the wait (aging), so that requests of lower tiers are served in the end, as configured in ``tiers``.
 
-    By default a background request reaches 1 (the priority of a new standard request) after 10 s and ends at 0.5 after 15 s; a
-    standard request reaches 0.5 after 5 s. Aging never puts a request before a new premium request.
+    By default a background request reaches 1 (the priority of a new standard request) after 10 s, and 0.5 after 15 s; a
+    standard request reaches 0.5 after 5 s. Aging stops there, so that no request is put before a new premium request.
     """
     base = PRIORITIES[tier]
     if base <= 0:
@@ -91,7 +91,7 @@ T = TypeVar("T")
 class TierQueue(Generic[T]):
     """The requests that wait for one worker, or in the central queue, in lanes by tier and tenant.
 
-    It has the same methods as `Lane`, the queue without tiers.
+    It has the same methods as `Lane`, the queue without tiers. ``settings`` contains the tiers' shares, aging and targets.
 
     Late requests (which can no longer meet their TTFT target) let others of their tier and tenant go first, and
     nevertheless count as pending: under overload almost all requests of a tier with a short target are late, so that a

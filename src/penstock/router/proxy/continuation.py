@@ -79,7 +79,8 @@ _NOTHING: Final = EmittedPrefix()
 class OverlapFilter:
     """Removes, from the text of the worker that resumes a stream, the part that the client has already.
 
-    The worker generates this part again, because a prompt can only end at certain points of a text.
+    The worker generates this part again, because a prompt can only end at certain points of a text. ``emitted`` is what the
+    client has.
     """
 
     def __init__(self, emitted: EmittedPrefix) -> None:
@@ -106,6 +107,8 @@ class OverlapFilter:
 
 class StreamSplicer(ABC):
     """Joins the remaining part of an interrupted stream to its first part, so that the client sees one stream.
+
+    ``emitted`` is the first part, which the client has.
 
     Attributes:
         tokens: Number of tokens of the first part; they count as output, and not as prompt.

@@ -96,8 +96,8 @@ def failed_try(error: UpstreamError, worker: Worker) -> tuple[FailedTry, ErrorRe
     """Return the failure of a request at ``worker`` for the decision about retries, and the error response if it is not retried.
 
     ``error`` is the reason for which there is no complete response. A timeout of the entire request (``total``) is not
-    retried, because no time is left for another try. The messages do not contain a worker's address, which must not leave
-    the cluster.
+    retried, because no time is left for another try. The message in the error response does not contain the worker's address,
+    which must not leave the cluster.
     """
     scope, is_timeout = RetryScope.ANYWHERE, False
     if isinstance(error, UpstreamConnectError):

@@ -103,6 +103,8 @@ _ONE_PROMPT = (
 class CompletionHandler:
     """Serves completion requests within the router's limits, and reports outcomes to the workers' circuit breakers.
 
+    ``context`` contains the objects that the parts of the router share, and ``transfers`` confirms KV transfers.
+
     Attributes:
         worker_calls_type: Class that calls workers and reports the outcomes; a subclass of this class can set another one.
         retry_after_s: Minimum value of the Retry-After header of rejections, in real seconds; can change while requests are

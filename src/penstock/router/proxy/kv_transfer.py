@@ -171,7 +171,8 @@ def _count(value: Any) -> int | None:
 class KvTransfers:
     """Confirms that decode workers have read a prompt's KV before the response is sent to the client.
 
-    If a prefill worker may have freed the KV blocks too early, the prompt is computed again. The class also tells prefill
+    If a prefill worker may have freed the KV blocks too early, the prompt is computed again. ``context`` contains the objects
+    that the parts of the router share. The class also tells prefill
     workers to free the KV of prompts that no decode worker fetches.
     """
 

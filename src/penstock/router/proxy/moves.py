@@ -43,7 +43,8 @@ class _Stream(NamedTuple):
 class StreamMoves:
     """Moves streams away from workers that are draining (finish their requests and get no new ones), for one router.
 
-    Only streams that another worker could resume are moved; they are recorded by their present worker.
+    Only streams that another worker could resume are moved. ``context`` contains the objects that the parts of the router
+    share, and ``continuations`` resumes the streams.
     """
 
     def __init__(self, context: RouterContext, continuations: StreamContinuations) -> None:

@@ -44,7 +44,12 @@ _LIMIT_BY_NAME: Final = {each.name: each for each in ROUTER_LIMITS}
 
 
 class StreamContinuations:
-    """Resumes the interrupted streams of one router on other workers, and counts and logs the outcomes."""
+    """Resumes the interrupted streams of one router on other workers, and counts and logs the outcomes.
+
+    ``config`` contains how often and by what (text or tokens) streams are resumed; ``graph`` contains the model's context
+    length, None if there is no graph; ``metrics`` are the counters of the router; ``queries_of_death`` contains the requests
+    that are rejected because they have crashed workers.
+    """
 
     def __init__(
         self,

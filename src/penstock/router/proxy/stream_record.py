@@ -86,7 +86,8 @@ class StreamRecord:
     """The record of what a client has received of one stream, by which another worker can resume the stream.
 
     It contains what the present worker has sent. If all records of the router together would exceed 64 MiB
-    (`RECORDED_BYTES`), this one is deleted, and the stream cannot be resumed.
+    (`RECORDED_BYTES`), this one is deleted, and the stream cannot be resumed. ``total`` is the size of all records, and
+    ``tokens_per_event`` the number of tokens that the engine sends in one event.
 
     Attributes:
         append: Adds one read of complete events, without HTTP framing. It takes a few nanoseconds and parses nothing; the

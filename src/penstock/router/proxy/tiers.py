@@ -25,7 +25,8 @@ class LiveTiers:
     """Determines the tier (priority class) of each request of one router by the API key, a header or the model name.
 
     It also reports the ends of requests to the router core, which counts the requests and their latencies by tier, and it
-    counts the requests whose tier was lowered.
+    counts the requests whose tier was lowered. ``workers`` passes the reports on to the core; ``model`` is the name of the
+    served model.
 
     Attributes:
         config: Tiers section of the graph; replaced by `configure`.

@@ -70,6 +70,10 @@ _Read = Callable[[CompletionCall, LiveAssignment, StreamingResponse], Awaitable[
 class WorkerCalls:
     """Sends the requests of one router to workers, and reports to each worker's circuit breaker whether its response was correct.
 
+    ``context`` contains the objects that the parts of the router share. ``can_resume`` is called when a stream starts, and
+    returns whether another worker could resume it; ``on_prefill_end`` is called with the outcome of each prefill that runs
+    concurrently with decode.
+
     Attributes:
         request_real_s: Total timeout of a request in real seconds.
     """

@@ -53,7 +53,7 @@ _HEADERS: Final = (
 
 
 class LivePage:
-    """Serves the live page of a graph (``/ui``), and collects its state (``/ui/state``).
+    """Serves the live page of a graph (``/ui``), and collects the state that the page shows (``/ui/state``).
 
     Attributes:
         history: Traffic, fleet and latencies of the router's last quarter of an hour.
