@@ -320,8 +320,8 @@ def _parse(line: bytes, path: Path, number: int) -> Record:
 class Ledger:
     """The writer of a ledger (decision log) file; only one process can have it open, since the file is locked.
 
-    The file is opened at the first record. A failed open or write is retried with the next record, so a full or read-only disk prevents
-    decisions, but does not end the process.
+    The file is opened at the first record. A failed open or write is retried with the next record, so a full or
+    read-only disk prevents decisions without ending the process.
 
     Attributes:
         path: Path of the file.

@@ -28,7 +28,8 @@ class OriginCredentials(BaseModel):
     Attributes:
         token_file: File with a bearer token; None sends no token.
         ca_file: PEM file of the CAs that verify the server; None uses the system's.
-        certificate_file, key_file: PEM files of the client certificate and its key; None sends no certificate. Both must be set or neither.
+        certificate_file, key_file: PEM files of the client certificate and its key; None sends no certificate. Either
+            both are set or neither is.
     """
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)

@@ -36,9 +36,9 @@ MAX_CONCURRENT = 64
 class MetricsPages:
     """Fetches the metrics pages of processes, by URL.
 
-    A read waits for all pages, so one process that accepts connections and never answers would extend each read to the timeout. After a
-    timeout, a page therefore counts as failed, without a request, for 1, 2, 4 ... 30 real seconds. A refused connection fails immediately,
-    so it is retried at every read.
+    A read waits for all pages, so one process that accepts connections and never answers would extend each read to the
+    timeout. After a timeout, a page therefore counts as failed, without a request, for 1, 2, 4 ... 30 real seconds. A
+    refused connection fails immediately, and so it is retried at every read.
     """
 
     def __init__(self, pool: ConnectionPool, *, real_now_s: Callable[[], float]) -> None:

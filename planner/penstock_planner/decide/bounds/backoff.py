@@ -25,7 +25,7 @@ def hold_after_failure(proposal: RoleProposal, facts: Facts) -> RoleProposal:
 
     Args:
         proposal: Proposed change of one role.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     return back_off(proposal, facts.roles[proposal.role])
 

@@ -29,7 +29,7 @@ def keep_budget(proposals: Proposals, facts: Facts) -> Proposals:
 
     Args:
         proposals: Proposed changes of all roles.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     reserved_before, granted, bounded = facts.reserved_roles, 0, []
     ordered = sorted(

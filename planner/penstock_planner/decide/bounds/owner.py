@@ -25,7 +25,7 @@ def leave_to_writers(proposals: Proposals, facts: Facts) -> Proposals:
 
     Args:
         proposals: Proposed changes of all roles.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     left = {
         each.role for each in proposals.roles if is_ceded(each.role, facts.roles[each.role], facts.config)

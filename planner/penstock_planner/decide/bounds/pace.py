@@ -19,7 +19,7 @@ def limit_step(proposal: RoleProposal, facts: Facts) -> RoleProposal:
 
     Args:
         proposal: Proposed change of one role.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     config = facts.config
     if config.max_step is None or proposal.action is Action.HOLD or proposal.amount <= config.max_step:
@@ -37,7 +37,7 @@ def decide_soon(proposals: Proposals, facts: Facts) -> Proposals:
 
     Args:
         proposals: Proposed changes of all roles.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     config = facts.config
     is_growing = any(each.action is Action.UP for each in proposals.roles)

@@ -24,7 +24,7 @@ def end_rebalance(proposals: Proposals, facts: Facts) -> Proposals:
 
     Args:
         proposals: Proposed changes of all roles.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     reserved_before = facts.reserved_roles
     return proposals.with_roles(
@@ -47,7 +47,7 @@ def update_reservations(proposals: Proposals, facts: Facts) -> Proposals:
 
     Args:
         proposals: Proposed changes of all roles.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     givers = [each.role for each in proposals.roles if each.action is Action.DOWN]
     freeable, reserved_before = freeable_gpus(proposals, facts), facts.reserved_roles
@@ -76,7 +76,7 @@ def freeable_gpus(proposals: Proposals, facts: Facts) -> int:
 
     Args:
         proposals: Proposed changes of all roles.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     free = max(0, (facts.config.max_gpu_budget or 0) - facts.gpus)
     draining = sum(each.pool.draining * each.engine_gpus for each in proposals.roles)

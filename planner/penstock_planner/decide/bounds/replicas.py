@@ -15,7 +15,7 @@ def keep_floor(proposal: RoleProposal, facts: Facts) -> RoleProposal:
 
     Args:
         proposal: Proposed change of one role.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     if proposal.action is not Action.DOWN:
         return proposal
@@ -36,7 +36,7 @@ def keep_ceiling(proposal: RoleProposal, facts: Facts) -> RoleProposal:
 
     Args:
         proposal: Proposed change of one role.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     if proposal.action is not Action.UP:
         return proposal

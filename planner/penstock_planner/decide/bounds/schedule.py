@@ -16,7 +16,7 @@ def keep_ceiling(proposal: RoleProposal, facts: Facts) -> RoleProposal:
 
     Args:
         proposal: Proposed change of one role.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     most = lowered_ceilings({}, facts.schedule).get(proposal.role)
     above = 0 if most is None else proposal.pool.replicas - most
@@ -37,7 +37,7 @@ def note(proposal: RoleProposal, facts: Facts) -> RoleProposal:
 
     Args:
         proposal: Proposed change of one role.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     bounds = [each for each in facts.schedule if proposal.role in {*each.floors, *each.ceilings}]
     if not bounds:

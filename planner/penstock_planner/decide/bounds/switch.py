@@ -29,7 +29,7 @@ def switch(proposals: Proposals, facts: Facts) -> Proposals:
 
     Args:
         proposals: Proposed changes of all roles.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     config, roles = facts.config, proposals.roles
     is_giving_back = config.grant is not None and facts.gpus > config.grant

@@ -31,7 +31,7 @@ def raise_to_total_floor(proposals: Proposals, facts: Facts) -> Proposals:
 
     Args:
         proposals: Proposed changes of all roles.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     config, gpus, seen = facts.config, facts.gpus, facts.roles
     staying = proposals.staying_gpus()
@@ -75,7 +75,7 @@ def hold_above_total_floor(proposals: Proposals, facts: Facts) -> Proposals:
 
     Args:
         proposals: Proposed changes of all roles.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     freeable = freeable_gpus(proposals, facts)
     held_back = (each for each in proposals.roles if each.reason is Reason.GPU_BUDGET)

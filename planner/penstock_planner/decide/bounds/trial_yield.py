@@ -17,7 +17,7 @@ def reclaim_trial_replica(proposals: Proposals, facts: Facts) -> Proposals:
 
     Args:
         proposals: Proposed changes of all roles.
-        facts: What the rules read: replica counts, the state of each role and the configuration.
+        facts: Input of all rules: replica counts, the state of each role and the configuration.
     """
     roles, gpus, config = proposals.roles, facts.gpus, facts.config
     for taker in roles:
