@@ -104,8 +104,8 @@ class WriteResult:
 class Convergence:
     """Writes the objects that graphs need, and deletes objects that graphs no longer need.
 
-    Objects that workers and routers must agree on are written in an order in which requests are served throughout a
-    rollout; workers are drained (finish their requests) before they are deleted.
+    Objects that workers and routers must agree on are written in an order in which, if possible, requests are served
+    throughout a rollout; workers are drained (finish their requests) before they are deleted.
     """
 
     def __init__(self, applier: Applier, recorder: EventRecorder, drains: Drains) -> None:

@@ -243,7 +243,7 @@ class VirtualRouter:
         Args:
             job: The request, which must be assigned to a worker.
             now_s: Current simulated time, seconds.
-            is_quiet: Whether to assign no waiting request to the worker yet; the result is then empty.
+            is_quiet: Whether to assign no waiting request to any worker yet; the result is then empty.
         """
         core = self._at(now_s)
         if is_quiet:

@@ -69,7 +69,8 @@ class Succession:
     def arrived(self, job: Job) -> None:
         """Record the arrival of a request (``job``) at one of the routers, which receive requests in turn.
 
-        From now on, a new picker (the router that chooses workers) takes the request over if the present one dies.
+        If the picker (the router that chooses workers) dies later, the next picker takes the request over, unless its client is
+        connected to the router that died.
         """
         job.relay = self._relays[job.index % len(self._relays)]
         job.picker_index = len(self.pickers) - 1
