@@ -92,8 +92,8 @@ class CircuitBreaker:
     def state(self, now_s: float) -> Circuit:
         """Return whether the circuit is closed (requests are sent), open (none are sent) or half-open (one is sent as a test).
 
-        ``now_s`` is the current time in simulated seconds.
-        An open circuit counts as half-open when its ejection time (the time for which no requests are sent) has passed.
+        ``now_s`` is the current time in simulated seconds. An open circuit counts as half-open when its ejection time (the
+        time for which no requests are sent) has passed.
         """
         if self._state is Circuit.OPEN and now_s >= self._open_until_s:
             return Circuit.HALF_OPEN

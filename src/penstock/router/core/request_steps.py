@@ -97,10 +97,12 @@ class AwaitPrefill(NamedTuple):
 
 
 class AwaitOutage(NamedTuple):
-    """Step: the state machine asks the driver to wait until it is known whether ``worker`` has died, which broke off the request.
+    """Step: the state machine asks the driver to wait until it is known whether ``worker`` has died.
 
-    The driver is the code that does the I/O for a request. It sends back None. If the worker has died by then, the request,
-    which ran alone on it, has crashed it; otherwise only the connection was broken off.
+    The request ran alone on this worker, because it is suspected of crashing workers, and was broken off.
+
+    The driver is the code that does the I/O for a request. It sends back None. If the worker has died by then, the request
+    has crashed it; otherwise only the connection was broken off.
     """
 
     worker: Worker

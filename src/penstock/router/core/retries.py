@@ -190,9 +190,10 @@ class Assignment(Generic[T]):
         self.on_verdict(Verdict.CONFIRMED, "")
 
     def retract_failure(self, now_s: float) -> None:
-        """Take back a failure recorded as unproven, because the request failed on other workers as well, so that it is at fault.
+        """Take back a failure recorded as unproven, because the request failed on other workers as well.
 
-        The worker's circuit breaker no longer counts the failure. ``now_s`` is the current time in simulated seconds.
+        The request itself is then probably at fault. The worker's circuit breaker no longer counts the failure. ``now_s`` is
+        the current time in simulated seconds.
         """
         if self._is_counted:
             self._is_counted = False
@@ -454,8 +455,7 @@ class RetryRules:
     """Decides about retries, and settles unproven failures, for all requests of one router.
 
     A failure is unproven if it may be the request's fault instead of the worker's. ``pool`` contains all workers, ``config``
-    the limits on retries; ``now_s`` is the time of creation in
-    simulated seconds; the retry budget starts then.
+    the limits on retries; ``now_s`` is the time of creation in simulated seconds, at which the retry budget starts.
     """
 
     def __init__(self, pool: WorkerPool, config: RetriesConfig, now_s: float) -> None:

@@ -127,7 +127,8 @@ class SuspectDispatch(Generic[T]):
     def reserved_workers(self, role: Role) -> frozenset[str]:
         """Return the names of the workers of ``role`` that get only requests suspected of crashing workers now.
 
-        These are the workers on which such a request runs and, if one waits but none runs, the worker that is kept free for it.
+        These are the workers on which such a request runs that is still suspected and, if one waits but none runs, the worker
+        that is kept free for it.
         """
         entry = self._queues[self._stages.entry]
         is_awaited = bool(self._queues[role].isolated)

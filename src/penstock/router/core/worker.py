@@ -217,7 +217,7 @@ class Worker(WorkerLoad):
 
     @property
     def loses_transfers(self) -> bool:
-        """Whether at least as many KV transfers in a row were lost as it takes failed requests to open the circuit breaker."""
+        """Whether as many KV transfers in a row were lost as requests in a row must fail to open the circuit breaker, or more."""
         return self.lost_transfers >= self.breaker.threshold
 
     @property

@@ -175,8 +175,7 @@ class MinTtft(_Cheapest):
         """Return the estimated TTFT of the request ``arrival`` at each worker of ``pool``, in simulated seconds.
 
         The values are in the order of ``pool``; the worker with the lowest is chosen. ``estimates`` contains the measured
-        throughputs. While no throughput is known, the values are numbers of tokens to compute
-        before the first token instead.
+        throughputs. While no throughput is known, the values are numbers of tokens to compute before the first token instead.
         """
         return [
             (estimates.pending_tokens(each, arrival) + each.uncached(arrival))
@@ -498,7 +497,7 @@ WINDOW_S = 180.0
 
 
 class PrebleE2:
-    """Preble's E2: exploit a cached prefix longer than the rest of the prompt, else explore the worker with the least recent load.
+    """Preble's E2: chooses by a cached prefix if it is longer than the rest of the prompt, else by load alone.
 
     It compares the load that each worker was assigned over minutes, and not the requests that wait there now. Source:
     Srivatsa et al., "Preble", section 3.2, with the defaults of its published code: blocks that would be evicted cost

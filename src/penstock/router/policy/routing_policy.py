@@ -577,9 +577,8 @@ class Estimates:
     def measured_slowdown(self, worker: WorkerQueue[Any]) -> float:
         """Return a worker's prefill time per token, divided by that of all workers together, calculated from the latest measurements.
 
-        Returns 1 if the two differ by at most 25%, or if little was measured on the worker. The method `relative_slowdown`
-        returns a stored value in place of this one if the worker has prompts to compute or the stored value is 1: the
-        slowdown at the last measured prefill.
+        2 means half as fast. Returns 1 if the two differ by at most 25%, or if little was measured on the worker. Policies use
+        `relative_slowdown`, which for a worker with prompts to compute is the value at its last measured prefill.
         """
         fleet, own = self.throughput.tokens_per_s, self.tokens_per_s(worker)
         if fleet is None or own is None or not worker.throughput.is_own(worker.idle_s(self.now_s)):

@@ -93,9 +93,9 @@ class TierQueue(Generic[T]):
 
     It has the same methods as `Lane`, the queue without tiers. ``settings`` contains the tiers' shares, aging and targets.
 
-    Late requests (which can no longer meet their TTFT target) let others of their tier and tenant go first, and
-    nevertheless count as pending: under overload almost all requests of a tier with a short target are late, so that a
-    worker that makes no progress would look empty and attract all new requests.
+    Late requests (which can no longer meet their TTFT target) let others of their tier and tenant go first. They nevertheless
+    count as tokens to be computed: under overload almost all requests of a tier with a short target are late, and if they
+    did not count, a worker that makes no progress would look empty and attract all new requests.
 
     Attributes:
         held: Tiers of which no request is returned by `next_up` now.

@@ -68,7 +68,11 @@ class PrefillResponse:
 
 
 def source_of(worker: Worker) -> KvSource:
-    """Return how a decode worker finds a prompt's KV at a prefill worker: the worker's address, and a new random transfer id."""
+    """Return how a decode worker finds a prompt's KV at the prefill worker ``worker``.
+
+    The result contains the address of ``worker``, and a random id that identifies the transfer at both workers; each call
+    makes a new one.
+    """
     host = urlsplit(worker.spec.url).hostname or ""
     return KvSource(host, worker.spec.side_channel_port, secrets.randbits(63), worker.kv_engine)
 
@@ -172,8 +176,8 @@ class KvTransfers:
     """Confirms that decode workers have read a prompt's KV before the response is sent to the client.
 
     If a prefill worker may have freed the KV blocks too early, the prompt is computed again. ``context`` contains the objects
-    that the parts of the router share. The class also tells prefill
-    workers to free the KV of prompts that no decode worker fetches.
+    that the parts of the router share. The class also tells prefill workers to free the KV of prompts that no decode worker
+    fetches.
     """
 
     def __init__(self, context: RouterContext) -> None:
