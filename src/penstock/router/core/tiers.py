@@ -84,7 +84,7 @@ class KeyedAmounts(Generic[K]):
         self.sums: Counter[K] = Counter()
 
     def enter(self, item: Any, key: K, amount: int = 1) -> None:
-        """Add an item with its key and amount; it must not be present already."""
+        """Add ``amount`` to the sum of ``key``, and remember both for ``item``, which must not be present already."""
         self._items[item] = key, amount
         self.sums[key] += amount
 
@@ -393,7 +393,10 @@ class TierControl:
         self.monitor.first_token(tier, ttft_s, now_s)
 
     def ended(self, tier: Tier, request: EndedRequest, now_s: float) -> None:
-        """Record that a request of a tier that was sent to a worker has ended at ``now_s`` (simulated seconds), with its latencies."""
+        """Record that a request of ``tier`` that was sent to a worker has ended at ``now_s`` (simulated seconds).
+
+        ``request`` contains its latencies, and whether it failed; they count for the tier's histograms and SLO.
+        """
         if request.e2e_s is not None and not request.is_failed:
             self.counts[tier].e2e.observe(request.e2e_s)
         self.monitor.ended(tier, request, now_s)

@@ -138,14 +138,15 @@ _SHORT_CHARACTERS = 256
 def render_chat(
     messages: Sequence[Mapping[str, Any]], tools: Any = None, options: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return the first MiB (`MAX_BYTES`) of bytes that represent a chat; appending messages never changes the bytes before them.
+    """Return at most 1 MiB (`MAX_BYTES`) of bytes that represent a chat, from which prefix keys are made by `prompt_keys`.
 
-    This is not a model's chat template; it only has to differ where the template's output differs. Options and tools come
-    first, as in the templates of models that have tools. Images and other data are represented by the hash of their content in
-    as many bytes for each, so that equal texts with different images differ, and what follows an image still has keys.
+    Appending messages never changes the bytes before them, so that a chat that grows keeps its first keys. This is not a
+    model's chat template; it only has to differ where the template's output differs. Options and tools come first, as in the
+    templates of models that have tools. Each image, or other data, is represented by 2,048 bytes (`MEDIA_BYTES`) made from
+    the hash of its content, so that equal texts with different images differ.
 
     Args:
-        messages: Messages of the chat.
+        messages: Messages of the chat, as JSON objects.
         tools: Definitions of tools; None or empty if there are none.
         options: Further fields of the request that change the template's output; None or empty if there are none.
     """

@@ -40,8 +40,13 @@ def decode_delay_s(worker: WorkerQueue[T], estimates: Estimates, now_s: float, b
 
     Such a worker is limited by decode: it has prompts to compute, and the time since it last computed a prompt exceeds the
     expected duration of its running prompts by ``bottleneck_s``. The result is then the time since it last computed a
-    prompt. ``estimates`` contains the throughputs from which that duration is estimated, and ``now_s`` is the current time in
-    simulated seconds. DualMap's paper compares this time alone with the limit, which long prompts exceed as well.
+    prompt. DualMap's paper compares this time alone with the limit, which long prompts exceed as well.
+
+    Args:
+        worker: The worker.
+        estimates: Throughputs from which the duration of the running prompts is estimated.
+        now_s: Current time in simulated seconds.
+        bottleneck_s: Limit, in simulated seconds; inf never adds a delay.
     """
     if not worker.running:
         return 0.0
