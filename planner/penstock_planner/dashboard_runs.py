@@ -226,7 +226,11 @@ class Runs:
         self._put_session("session_end_info", HParamsPluginData(session_end_info=end), wall_s)
 
     def close(self) -> None:
-        """Write the ends of flat curves, then flush and close the TensorBoard event files; disk errors are ignored."""
+        """Write the newest point of each curve whose value did not change lately, then close the TensorBoard event files.
+
+        While a value stays the same, only some of its points are written; so its last one is still missing here. Disk errors
+        are ignored.
+        """
         with contextlib.suppress(OSError):
             for curve, tag, (value, wall_s, step) in self._flat.rest():
                 content = Summary(value=[Summary.Value(tag=tag, simple_value=value)])

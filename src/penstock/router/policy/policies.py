@@ -505,8 +505,8 @@ class PrebleE2:
 
     The load is the number of uncached tokens that a worker was assigned within the last three minutes (`WINDOW_S`,
     simulated), plus the request's own. Preble adds the decode time of as many tokens as requests had on average. A router
-    does not know the output length in advance, so decode counts as in prefix cost, by the prompts of the requests being
-    decoded.
+    does not know the output length in advance. So the number of tokens in the prompts of the requests that the worker is
+    decoding, multiplied by `DECODE_WEIGHT`, is added instead.
     """
 
     assigns = AssignTime.ON_ARRIVAL

@@ -119,7 +119,10 @@ class TierQueue(Generic[T]):
 
     @property
     def queue(self) -> dict[T, QueuedRequest[T]]:
-        """Waiting requests that can still meet their TTFT target, as far as known, by the caller's identifier, highest tier first."""
+        """Waiting requests by the caller's identifier, except those already marked as too late for their TTFT target.
+
+        They are in the order of their priority tiers: system, premium, standard, background.
+        """
         return {queued.item: queued for queued in self.in_order(hit_first=False)}
 
     def lower_tokens(self, rank: int) -> int:
