@@ -15,13 +15,14 @@ class PlannerSettings:
     """Settings of one planner.
 
     Some settings are used by the core of the planner, which makes the decisions; others by its driver, which is the
-    real-time loop or a simulator and carries them out.
+    real-time loop or a simulator and carries them out. Simulated seconds are the seconds of the driver's clock: real ones
+    multiplied by the speed of the graph (1 with real engines), or those of a simulation.
 
     Attributes:
         config: Configuration of the decisions.
         adjustment_deadline_s: Maximum simulated seconds to wait until started replicas are ready and draining ones are
             gone. After that the change is rolled back or not waited for any longer.
-        timeline: Name of the clock of the simulated seconds. Times of different clocks cannot be compared.
+        timeline: Name of that clock. Times of different clocks cannot be compared.
         memory: Learned state of another graph's planner, used if the ledger (the decision log) contains none.
         max_age_s: Age up to which a metric counts as fresh, in simulated seconds.
         about: Facts about the planner by name, which are written to the ledger's header for its readers.

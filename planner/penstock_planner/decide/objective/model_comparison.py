@@ -134,11 +134,12 @@ class ModelComparison:
         slo_s: float,
         usual_requests: float,
     ) -> ModelComparison:
-        """Return the comparison of predicted and real late requests after one more decision interval.
+        """Return a copy of this comparison of predicted and real late requests, after one more decision interval.
 
-        It also corrects ``share``, the fraction (0 to 1) of its measured throughput that the latency model assumes for
-        a worker: lowered if more requests were late than predicted, raised if fewer were. The latency model simulates
-        how many requests the workers serve over the TTFT target.
+        A request is late if it misses the TTFT target. The latency model, which predicts the late requests, assumes that a
+        worker is as fast as its measured throughput times ``share`` (a fraction, 0 to 1). In the copy, ``share`` is lower
+        if more requests were late than predicted, and higher if fewer were. It stays the same if the role is not the cause
+        of the late requests (``is_entry_late`` is False).
 
         Args:
             load: Load of the interval, whose computing times were calculated with the ``share`` before this call.

@@ -85,7 +85,7 @@ class RouterCore(Generic[T]):
     def max_startup_wait_s(self) -> float:
         """Maximum wait of a request for workers that are being started, in simulated seconds.
 
-        inf if requests do not wait for workers to be started. The configured timeouts of the queue apply in any case.
+        inf if no such limit is configured; the wait then ends by the timeouts of the queue alone, which apply in any case.
         """
         return inf if self.wake is None else self.wake.max_startup_wait_s
 

@@ -286,7 +286,8 @@ class Worker(WorkerLoad):
     def answered(self, *, probe: bool, is_complete: bool = True) -> None:
         """Record a correct response, or the correct first part of a probe's response (``is_complete=False``).
 
-        ``probe`` says whether the request was the probe: the single request that tests a circuit after its ejection time.
+        ``probe`` says whether the request was the probe: the single request that tests a circuit after its ejection time. Its
+        first part closes the circuit until the next failure, which opens it again at once; a complete response ends that.
         """
         self.has_answered_since_failure = self.has_ever_answered = True
         breaker = self.breaker

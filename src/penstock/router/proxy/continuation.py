@@ -79,8 +79,9 @@ _NOTHING: Final = EmittedPrefix()
 class OverlapFilter:
     """Removes, from the text of the worker that resumes a stream, the part that the client has already.
 
-    The worker generates this part again, because a prompt can only end at certain points of a text. ``emitted`` is what the
-    client has.
+    The worker generates this part again, because a prompt can only end at certain points of a text. ``emitted`` says which
+    text the client has, and where in it the prompt of that worker ends. The text between this point and the end of what the
+    client has is removed. If the worker generates another text there, its text from the first difference on is kept.
     """
 
     def __init__(self, emitted: EmittedPrefix) -> None:

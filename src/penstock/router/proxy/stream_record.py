@@ -85,7 +85,8 @@ class _Run:
 class StreamRecord:
     """The record of what a client has received of one stream, by which another worker can resume the stream.
 
-    It contains what the present worker has sent. If all records of the router together would exceed 64 MiB
+    If the stream was resumed before, the record contains only what the present worker has sent; `EmittedPrefix` contains the
+    text before that. If all records of the router together would exceed 64 MiB
     (`RECORDED_BYTES`), this one is deleted, and the stream cannot be resumed. ``total`` is the size of all records, and
     ``tokens_per_event`` the number of tokens that the engine sends in one event.
 
