@@ -206,7 +206,7 @@ async def test_a_role_that_may_read_slices_and_its_graph_is_enough(crds, place, 
         assert orjson.loads((await restricted.page("/workers")).body)["discovery_problem"] is None
         state = orjson.loads((await restricted.page("/ui/state")).body)
         assert state["gpus"] == {"used": 2, "budget": 6}
-        assert state["planner"]["words"] == "no planner has written to the graph's status"
+        assert state["planner"]["message"] == "no planner has written to the graph's status"
 
 
 async def test_without_the_right_the_router_says_which(api_server, namespace, monkeypatch):

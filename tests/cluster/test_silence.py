@@ -50,9 +50,9 @@ async def test_operator_and_planner_write_the_condition_in_turn(crds, client, na
     }
     await client.create(lease, field_manager="test")
     await planner_says()
-    await silence.look()
+    await silence.check()
     at_s += SILENT_S
-    await silence.look()
+    await silence.check()
     assert await said() == ("Unknown", "PlannerSilent", {"gpus": 2})
     await planner_says()
     assert await said() == ("True", "Observing", {"gpus": 2})
