@@ -135,6 +135,7 @@ async def test_a_new_leader_takes_over_without_repeating_a_decision(world):
         first = contextlib.AsyncExitStack()
         await first.enter_async_context(world.planning())
         await until(lambda: is_now(world.desired("decode"), 2), "the first one leads")
+        await until(world.events, "its Event is written, which follows the replicas")
         await stack.enter_async_context(world.planning())
         await first.aclose()
         await until(lambda: is_now(world.desired("decode"), 3), "the second one leads")
