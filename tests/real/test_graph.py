@@ -12,6 +12,8 @@ from up_graph import UpGraph
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PROMPT = "Water that waits above the dam is work that has not been done yet. "
+LONG = 80
+"""Sentences of a prompt of about 1,600 tokens, which takes longer to compute than its answer of two tokens."""
 CONCURRENCY = 40
 EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 
@@ -27,11 +29,11 @@ def graph(vllm, tmp_path_factory):
         graph.down()
 
 
-async def _chat(client, number, *, tokens=32):
-    """Stream one chat to its end; return its text."""
+async def _chat(client, number, *, tokens=32, sentences=None):
+    """Stream one chat to its end; return its text. Without ``sentences`` its prompt has 2 to 11 of them."""
     stream = await client.chat.completions.create(
         model="tiny",
-        messages=[{"role": "user", "content": f"{number}: {PROMPT * (2 + number % 10)}"}],
+        messages=[{"role": "user", "content": f"{number}: {PROMPT * (sentences or 2 + number % 10)}"}],
         max_tokens=tokens,
         temperature=0,
         stream=True,
@@ -70,7 +72,10 @@ async def test_chats_and_completions(client):
 
 
 async def test_prefill_is_scaled_up_and_down_under_load_without_a_loss(graph, client):
-    """By the planner itself, from the workers' own metrics; forty streams at a time, and nothing is restarted."""
+    """By the planner itself, from the workers' own metrics; forty streams at a time, and nothing is restarted.
+
+    Long prompts and short answers: with short prompts the decode worker is what they wait for, and prefill rightly stays.
+    """
     stop = asyncio.Event()
     served = 0
 
@@ -78,7 +83,7 @@ async def test_prefill_is_scaled_up_and_down_under_load_without_a_loss(graph, cl
         nonlocal served
         number = first
         while not stop.is_set():
-            await _chat(client, number)
+            await _chat(client, number, tokens=2, sentences=LONG)
             served, number = served + 1, number + CONCURRENCY
 
     async with asyncio.TaskGroup() as group:
