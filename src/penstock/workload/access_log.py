@@ -332,7 +332,7 @@ def _number(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
 def _tier(row: Mapping[str, Any]) -> Tier | None:
     """Return the tier in which Penstock's router served the request; None if the line names none of Penstock's tiers."""
     value = row.get("tier")
-    return Tier(value) if value in set(Tier) else None
+    return next((tier for tier in Tier if tier == value), None)
 
 
 def _worker(row: Mapping[str, Any], names: Sequence[str]) -> str | None:

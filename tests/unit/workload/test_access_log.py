@@ -40,9 +40,9 @@ def log(tmp_path):
 def test_the_routers_log_says_the_tier_of_a_request(log):
     """It is missing where tiers are disabled, and a value that is not a tier is not taken for one."""
     found = load_access_log(
-        log({**PENSTOCK, "tier": "background"}, PENSTOCK, {**PENSTOCK, "tier": "gold"}), BYTES
+        log(*({**PENSTOCK, "tier": tier} for tier in ("background", "gold", ["premium"])), PENSTOCK), BYTES
     )
-    assert [each.tier for each in found.requests] == [Tier.BACKGROUND, None, None]
+    assert [each.tier for each in found.requests] == [Tier.BACKGROUND, None, None, None]
 
 
 @pytest.mark.parametrize(
