@@ -1,4 +1,4 @@
-"""The runtime of the guide, as an installed distribution."""
+"""Fixtures of several files: the runtime of the guide as an installed distribution, and a graph of simulated workers."""
 
 from __future__ import annotations
 
@@ -32,3 +32,13 @@ def acme(tmp_path, monkeypatch):
     registered.cache_clear()
     runtime_of.cache_clear()
     sys.modules.pop("acme_runtime", None)
+
+
+@pytest.fixture(params=["aggregated", "disaggregated"])
+async def url(request):
+    """The URL of a router in front of simulated workers."""
+    from simulated_graph import simulated_graph
+
+    roles = ["aggregated"] if request.param == "aggregated" else ["prefill", "decode"]
+    async with simulated_graph(*roles) as router:
+        yield f"http://127.0.0.1:{router.port}"

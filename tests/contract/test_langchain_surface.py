@@ -18,7 +18,7 @@ openai = pytest.importorskip("langchain_openai")
 anthropic = pytest.importorskip("langchain_anthropic")
 
 sys.path.append(str(Path(__file__).parent))
-from simulated_graph import KEY, simulated_graph  # noqa: E402 - after what skips the file
+from simulated_graph import KEY  # noqa: E402 - after what skips the file
 
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("default")]
 QUESTION = "What is the weather in Paris?"
@@ -36,14 +36,6 @@ class Weather(BaseModel):
 def weather(city: str, days: int) -> str:
     """Return the weather of a city for some days."""
     return f"sunny in {city} for {days} days"
-
-
-@pytest.fixture(params=["aggregated", "disaggregated"])
-async def url(request):
-    """The URL of a router in front of simulated workers."""
-    roles = ["aggregated"] if request.param == "aggregated" else ["prefill", "decode"]
-    async with simulated_graph(*roles) as router:
-        yield f"http://127.0.0.1:{router.port}"
 
 
 @pytest.fixture(params=["chat", "responses", "messages"])

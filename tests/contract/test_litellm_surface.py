@@ -16,20 +16,12 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 litellm = pytest.importorskip("litellm", reason="pip install litellm")
 
 sys.path.append(str(Path(__file__).parent))
-from simulated_graph import KEY, simulated_graph  # noqa: E402 - after what skips the file
+from simulated_graph import KEY  # noqa: E402 - after what skips the file
 
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("default")]
 MESSAGES = [{"role": "user", "content": "What is the weather in Paris?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": SCHEMA}}
-
-
-@pytest.fixture(params=["aggregated", "disaggregated"])
-async def url(request):
-    """The URL of a router in front of simulated workers."""
-    roles = ["aggregated"] if request.param == "aggregated" else ["prefill", "decode"]
-    async with simulated_graph(*roles) as router:
-        yield f"http://127.0.0.1:{router.port}"
 
 
 @pytest.fixture(params=["hosted_vllm", "openai", "anthropic"])
