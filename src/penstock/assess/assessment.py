@@ -24,7 +24,7 @@ from penstock.assess.fleets import (
 from penstock.assess.from_trace import with_prefixes, within
 from penstock.assess.load import make_trace
 from penstock.assess.manifest import GraphPlan
-from penstock.assess.observed import Observed, busiest_window, filled, telling_windows
+from penstock.assess.observed import COLD_START_S, Observed, busiest_window, filled, telling_windows
 from penstock.assess.proposal import proposed
 from penstock.core.errors import ConfigError
 from penstock.engine import profiles
@@ -64,7 +64,7 @@ class AssessOptions:
     slo: SloConfig
     gpus: int = 1
     profile: str | None = None
-    cold_start_s: float = 120.0
+    cold_start_s: float = COLD_START_S
     max_gpus: int | None = None
     max_requests: int = 20_000
     seeds: int = 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from penstock.assess.autoscaler import Autoscaler
 
 Floats = NDArray[np.float64]
+
+COLD_START_S: Final = 120.0
+"""Default of the time from requesting a replica until it serves, in seconds, because a history does not show it."""
 
 
 @dataclass(frozen=True, slots=True)

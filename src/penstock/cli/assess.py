@@ -15,7 +15,7 @@ from penstock.assess.assessment import Assessment, AssessOptions
 from penstock.assess.assessment import assess as assessed
 from penstock.assess.from_trace import observed_of_trace
 from penstock.assess.history import QUERY_TIMEOUT_S, SETTING, PrometheusHistory
-from penstock.assess.observed import Observed
+from penstock.assess.observed import COLD_START_S, Observed
 from penstock.assess.page import write_files
 from penstock.assess.reading import Subject, read_history
 from penstock.assess.text import (
@@ -32,7 +32,7 @@ from penstock.cli.progress import working
 from penstock.cli.say import say, say_json
 from penstock.cli.terminal import Terminal, printer, table, write_text
 from penstock.cli.trace import mooncake_lines
-from penstock.core.durations import seconds_of
+from penstock.core.durations import duration_text, seconds_of
 from penstock.core.errors import ConfigError, unwritable
 from penstock.core.flags import attainment_flag, duration_flag, flag
 from penstock.workload.access_log import Estimate, LogEstimates
@@ -125,7 +125,9 @@ class FleetOptions:
     )
     attainment: float | None = attainment_flag("Fraction of the requests to keep on time.", unset="0.99")
     cold_start_s: float = duration_flag(
-        "Time from requesting a replica until it serves.", name="--cold-start", default="2m"
+        "Time from requesting a replica until it serves.",
+        name="--cold-start",
+        default=duration_text(COLD_START_S),
     )
     max_gpus: int | None = flag(
         "Maximum GPUs of the scaled fleets.", ge=1, unset="twice the peak of the fleet that ran"

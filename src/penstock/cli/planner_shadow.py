@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.api import Role
 from penstock.assess.history import PrometheusHistory
+from penstock.assess.observed import COLD_START_S
 from penstock.assess.reading import Subject
 from penstock.assess.shadow.backend import ShadowBackend
 from penstock.assess.shadow.fleet import ShadowFleet
@@ -19,6 +20,7 @@ from penstock.assess.shadow.record import KEY, ShadowRecord
 from penstock.assess.shadow.watched import FLAG, ReplicaSource, WatchedPool, watched_pools
 from penstock.cli.cluster import Connection, require_packages
 from penstock.core.clock import SimulatedClock
+from penstock.core.durations import duration_text
 from penstock.core.errors import ConfigError
 from penstock.core.flags import duration_flag, flag
 from penstock.core.http import loop
@@ -61,12 +63,8 @@ class ShadowFlags:
         "With --shadow: time from requesting a replica until it serves.",
         name="--cold-start",
         ge=0,
-        unset="2m",
+        unset=duration_text(COLD_START_S),
     )
-
-
-COLD_START_S = 120.0
-"""Default of --cold-start; seconds, as `penstock assess` has it."""
 
 
 @dataclass(frozen=True, slots=True)

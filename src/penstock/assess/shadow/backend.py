@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from penstock.api import Role
 from penstock.assess.shadow.counters import Counts, Interval, Lengths, interval_of
@@ -21,14 +21,6 @@ from penstock_planner.decide.demand.reading import Reading, assess, missing
 from penstock_planner.observers import PlannerView
 from penstock_planner.sources.base import Query, Readings
 from penstock_planner.targets.base import TargetState
-
-
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    """What the watched fleet did in the newest interval between two scrapes, by role, and the mean lengths by then."""
-
-    intervals: Mapping[Role, Interval]
-    lengths: Lengths
 
 
 class ShadowBackend:
@@ -55,7 +47,8 @@ class ShadowBackend:
         self._world: WorldState | None = None
         self._before: Mapping[Role, Counts] = {}
         self._lengths = Lengths()
-        self._rates: _Rates | None = None
+        # What the watched fleet did in the newest interval between two scrapes, by role; empty before the first one.
+        self._intervals: Mapping[Role, Interval] = {}
         self._queue = Queue()
         self._read_s: float | None = None
 
@@ -124,7 +117,7 @@ class ShadowBackend:
         now_s = self._now_s()
         period_s = 0.0 if self._read_s is None else now_s - self._read_s
         self._read_s = now_s
-        demand = self._demand(world, query, period_s) if self._rates is not None and period_s > 0 else None
+        demand = self._demand(world, query, period_s) if self._intervals and period_s > 0 else None
         holder = kv_role(world.replicas)
         kv = world.counts[holder].total(self._reader.names.kv_usage)
         inside = 0.0 if holder is Role.AGGREGATED else world.counts[holder].total(self._reader.names.waiting)
@@ -142,7 +135,7 @@ class ShadowBackend:
         return assess(value, age_s=0.0, max_age_s=query.max_age_s, source=self.name)
 
     def _follow(self, world: WorldState) -> None:
-        """Update the rates if every role has a newer sample than before."""
+        """Update the intervals and the mean lengths if every role has a newer sample than before."""
         if not self._before:
             self._before = world.counts
             return
@@ -156,15 +149,13 @@ class ShadowBackend:
         self._lengths = self._lengths.followed(
             self._before[entry], world.counts[entry], names, intervals[entry].period_s
         )
-        self._rates, self._before = _Rates(intervals, self._lengths), world.counts
+        self._intervals, self._before = intervals, world.counts
 
     def _demand(self, world: WorldState, query: Query, period_s: float) -> Demand | None:
         """Return the demand of ``period_s`` at the rates of the newest scrapes; None while prompt lengths are unknown."""
-        rates = self._rates
-        assert rates is not None  # noqa: S101 - the caller's
         entry, holder = entry_role(world.replicas), kv_role(world.replicas)
-        came, served = rates.intervals[entry], rates.intervals[holder]
-        prompt, uncached = rates.lengths.prompt, rates.lengths.uncached
+        came, served = self._intervals[entry], self._intervals[holder]
+        prompt, uncached = self._lengths.prompt, self._lengths.uncached
         if prompt is None or uncached is None:
             if came.arrivals or came.waiting or came.running:
                 return None
@@ -197,7 +188,7 @@ class ShadowBackend:
             waiting_tokens=self._queue.tokens,
             # Requests start in the order in which they came.
             oldest_wait_s=waiting / started_per_s if waiting and started_per_s else None,
-            in_flight={role: each.running for role, each in rates.intervals.items()},
+            in_flight={role: each.running for role, each in self._intervals.items()},
             in_flight_tokens=came.prefilling * uncached,
             prefilling_workers=_busy(came.prefilling, came.processes),
         )

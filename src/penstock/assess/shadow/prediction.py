@@ -123,8 +123,9 @@ def predict(
         say: Receives progress.
     """
     shadow_replicas = _replicas(observed, found, found.shadow[Role.AGGREGATED])
-    window = observed.cut(*busiest_window(observed, options.max_requests))
-    own = replace(observed, replicas=shadow_replicas).cut(*busiest_window(observed, options.max_requests))
+    busiest = busiest_window(observed, options.max_requests)
+    window = observed.cut(*busiest)
+    own = replace(observed, replicas=shadow_replicas).cut(*busiest)
     say("making the load")
     trace = make_trace(window, seed=0)
     fit = EngineFit(options.profile, kv_tokens=observed.kv_tokens) if options.profile else None
